@@ -1,0 +1,38 @@
+//go:build tools
+
+package deps
+
+import (
+	_ "github.com/google/go-cmp/cmp"
+	_ "github.com/prometheus/client_golang/prometheus/collectors"
+	_ "github.com/prometheus/client_golang/prometheus/promhttp"
+	_ "github.com/prometheus/client_golang/prometheus/testutil"
+	_ "github.com/prometheus/client_golang/prometheus/testutil/promlint"
+	_ "github.com/spf13/pflag"
+	_ "golang.org/x/net/http2"
+	_ "k8s.io/api/authentication/v1"
+	_ "k8s.io/api/authorization/v1"
+	_ "k8s.io/api/core/v1"
+	_ "k8s.io/apimachinery/pkg/apis/meta/internalversion/validation"
+	_ "k8s.io/apimachinery/pkg/util/resourceversion"
+	_ "k8s.io/apimachinery/pkg/util/strategicpatch"
+	_ "k8s.io/apiserver/pkg/endpoints/request"
+	_ "k8s.io/apiserver/pkg/storage/value/encrypt/aes"
+	_ "k8s.io/client-go/dynamic"
+	_ "k8s.io/client-go/dynamic/dynamicinformer"
+	_ "k8s.io/client-go/informers"
+	_ "k8s.io/client-go/kubernetes"
+	_ "k8s.io/client-go/metadata"
+	_ "k8s.io/client-go/metadata/metadatainformer"
+	_ "k8s.io/client-go/tools/clientcmd"
+	_ "k8s.io/client-go/tools/remotecommand"
+	_ "k8s.io/client-go/tools/portforward"
+	_ "k8s.io/client-go/transport/spdy"
+	_ "k8s.io/klog/v2/ktesting"
+	_ "google.golang.org/protobuf/encoding/protowire"
+	_ "golang.org/x/sys/unix"
+	_ "sigs.k8s.io/yaml"
+	_ "k8s.io/klog/v2/textlogger"
+	_ "golang.org/x/sync/errgroup"
+	_ "golang.org/x/tools/go/packages"
+)

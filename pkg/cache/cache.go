@@ -1,0 +1,462 @@
+// Copyright The edgehub Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Package cache is a persistent, node-local watch cache with the API server's
+// own semantics. It is an http.RoundTripper between the reverse proxy and the
+// upstream: what the API server says is kept as the bytes it said, in scopes
+// (what one list or watch asked for, by whom, in which form), and a client is
+// answered from upstream or from a scope through the same door.
+//
+// A scope is complete or it is an error; it is never silently short.
+package cache
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/klog/v2"
+
+	"github.com/edgehub/edgehub/pkg/cache/journal"
+	"github.com/edgehub/edgehub/pkg/codec"
+)
+
+// SourceHeader tells the proxy where an answer comes from: upstream, feed or
+// replay. It is not for clients.
+const SourceHeader = "Edgehub-Source"
+
+const (
+	sourceUpstream = "upstream"
+	sourceFeed     = "feed"
+	sourceReplay   = "replay"
+)
+
+// An Upstream is the way to the API servers.
+type Upstream interface {
+	http.RoundTripper
+	// Up reports whether an API server can be reached, as far as is known.
+	Up() bool
+	// Changed is closed at the next change of Up.
+	Changed() <-chan struct{}
+}
+
+// Config is what a Cache needs. Zero limits and periods become the defaults.
+type Config struct {
+	Upstream Upstream
+	// IsUnavailable recognises the upstream's error for a link that is down.
+	IsUnavailable func(error) bool
+	Journal       *journal.Journal
+	// Node is the node's own identity: its feeds outlive their watchers, and
+	// are opened again at start.
+	Node func() user.Info
+	// EncryptionKeyFile holds 32 bytes in base64, for what is encrypted at rest.
+	// It is made when it is missing.
+	EncryptionKeyFile string
+
+	MaxBytes         int64 // on disk; default 1 GiB
+	MaxScopes        int   // default 2,000
+	MaxObjects       int   // of one scope; default 50,000
+	MaxScopeBytes    int64 // of one scope; default 256 MiB
+	MaxObjectBytes   int   // of one object or watch frame; default 8 MiB
+	MaxResponseBytes int   // of one whole response; default 16 MiB
+
+	FeedLinger        time.Duration // of the node's feeds after their last watcher; default 10 min
+	FlushPeriod       time.Duration // default 500 ms
+	StatusFlushPeriod time.Duration // of changes of status alone; default 5 min
+
+	Registerer prometheus.Registerer
+}
+
+func (cfg *Config) setDefaults() {
+	setDefault(&cfg.MaxBytes, 1<<30)
+	setDefault(&cfg.MaxScopes, 2000)
+	setDefault(&cfg.MaxObjects, 50000)
+	setDefault(&cfg.MaxScopeBytes, 256<<20)
+	setDefault(&cfg.MaxObjectBytes, 8<<20)
+	setDefault(&cfg.MaxResponseBytes, 16<<20)
+	setDefault(&cfg.FeedLinger, 10*time.Minute)
+	setDefault(&cfg.FlushPeriod, 500*time.Millisecond)
+	setDefault(&cfg.StatusFlushPeriod, 5*time.Minute)
+}
+
+func setDefault[T comparable](v *T, d T) {
+	var zero T
+	if *v == zero {
+		*v = d
+	}
+}
+
+// A Cache answers requests from the API server or from what it said before.
+// Safe for concurrent use.
+type Cache struct {
+	cfg     Config
+	journal *journal.Journal
+	sealer  *sealer
+	metrics *metrics
+	now     func() time.Time
+
+	mu    sync.Mutex
+	logs  map[logName]*log
+	feeds map[*feed]struct{}
+	ended bool // no feed is started any more
+
+	running   sync.WaitGroup // feeds
+	flushWake chan struct{}
+	downSince atomic.Int64 // Unix nanoseconds; 0 while the link is up
+	noInitial sync.Map     // API servers' answer to sendInitialEvents, see feed.go
+}
+
+var _ http.RoundTripper = (*Cache)(nil)
+
+// New makes a cache over an open journal. Nothing is read before Run or the first
+// request that needs it.
+func New(cfg Config) (*Cache, error) {
+	cfg.setDefaults()
+	sealer, err := newSealer(cfg.EncryptionKeyFile)
+	if err != nil {
+		return nil, err
+	}
+	c := &Cache{
+		cfg: cfg, journal: cfg.Journal, sealer: sealer, now: time.Now,
+		logs: map[logName]*log{}, feeds: map[*feed]struct{}{}, flushWake: make(chan struct{}, 1),
+	}
+	c.metrics = newMetrics(cfg.Registerer, c)
+	return c, nil
+}
+
+// Run loads what is on disk, opens the node's feeds again, writes to disk what
+// changes, and evicts. When ctx ends, all feeds and watchers end, and what is not
+// on disk yet is written.
+func (c *Cache) Run(ctx context.Context) error {
+	c.loadAll(ctx)
+	c.openPinned(ctx)
+	c.maintain(ctx)
+	c.endFeeds()
+	c.running.Wait()
+	return c.flushAll(func(*log) bool { return true })
+}
+
+// logOf returns the log of a name, loaded.
+func (c *Cache) logOf(name logName) *log {
+	c.mu.Lock()
+	l := c.logs[name]
+	if l == nil {
+		l = newLog(c, name)
+		c.logs[name] = l
+	}
+	c.mu.Unlock()
+	l.openOnce(klog.Background())
+	return l
+}
+
+func (c *Cache) allLogs() []*log {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	logs := make([]*log, 0, len(c.logs))
+	for _, l := range c.logs {
+		logs = append(logs, l)
+	}
+	return logs
+}
+
+// RoundTrip answers a request whose context carries its RequestInfo and user.
+// An error is an apierrors.APIStatus, or what the upstream returned.
+func (c *Cache) RoundTrip(req *http.Request) (*http.Response, error) {
+	info, ok := request.RequestInfoFrom(req.Context())
+	if !ok {
+		return nil, errors.New("cache: request without RequestInfo")
+	}
+	if req.Header.Get("Upgrade") != "" {
+		return c.pass(req)
+	}
+	if !info.IsResourceRequest {
+		if req.Method != http.MethodGet || !recordable(req.URL.Path) {
+			return c.pass(req)
+		}
+		caller, err := callerOf(req)
+		if err != nil {
+			return nil, err
+		}
+		name := logName{User: caller.user.GetName(), Identity: caller.identity}
+		return c.roundTripResponse(req, name, codec.ParseAccept(req.Header.Values("Accept")))
+	}
+	return c.roundTripResource(req, info)
+}
+
+func (c *Cache) roundTripResource(req *http.Request, info *request.RequestInfo) (*http.Response, error) {
+	if passOnly(info.Subresource) || !c.recorded(info) {
+		return c.pass(req)
+	}
+	switch info.Verb {
+	case "get", "list", "watch":
+	case "create", "update", "patch", "delete":
+		return c.write(req, info)
+	default:
+		return c.pass(req)
+	}
+	if req.Method != http.MethodGet {
+		return c.pass(req)
+	}
+	q, err := parseQuery(req, info)
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case info.Verb == "watch":
+		return c.watch(req, q)
+	case info.Subresource != "":
+		return c.roundTripResponse(req, q.name, q.accepted)
+	case info.Verb == "list":
+		return c.list(req, q)
+	}
+	return c.get(req, q)
+}
+
+// passOnly are the subresources that are a conversation with a node or a pod, or
+// hand out credentials; nothing of them is recorded here.
+func passOnly(subresource string) bool {
+	return slices.Contains([]string{"log", "exec", "attach", "portforward", "proxy", "token", "binding", "eviction"}, subresource)
+}
+
+// recorded reports whether a resource is worth recording at all.
+func (c *Cache) recorded(info *request.RequestInfo) bool {
+	switch {
+	case info.Resource == "events" && (info.APIGroup == "" || info.APIGroup == "events.k8s.io"):
+		return false
+	case info.APIGroup == "metrics.k8s.io", info.APIGroup == "custom.metrics.k8s.io", info.APIGroup == "external.metrics.k8s.io":
+		return false
+	case info.APIGroup == "authentication.k8s.io", info.APIGroup == "authorization.k8s.io":
+		return false
+	case info.APIGroup == "coordination.k8s.io" && info.Resource == "leases":
+		return info.Namespace == "kube-node-lease" && "system:node:"+info.Name == c.cfg.Node().GetName()
+	}
+	return true
+}
+
+// pass sends a request upstream.
+func (c *Cache) pass(req *http.Request) (*http.Response, error) {
+	resp, err := c.cfg.Upstream.RoundTrip(req)
+	if err != nil {
+		return nil, err
+	}
+	resp.Header.Set(SourceHeader, sourceUpstream)
+	return resp, nil
+}
+
+func (c *Cache) unavailable(err error) bool { return c.cfg.IsUnavailable(err) }
+
+// loadAll reads every log, the node's first.
+func (c *Cache) loadAll(ctx context.Context) {
+	logger := klog.FromContext(ctx)
+	node := identityOf(c.cfg.Node(), nil)
+	var own, others []logName
+	for _, text := range c.journal.Logs() {
+		name, err := parseLogName(text)
+		switch {
+		case err != nil:
+			logger.Error(err, "Log of an unknown name in the journal is left alone", "name", text)
+		case name.Identity == node:
+			own = append(own, name)
+		default:
+			others = append(others, name)
+		}
+	}
+	start := c.now()
+	for _, name := range append(own, others...) {
+		if ctx.Err() != nil {
+			return
+		}
+		c.logOf(name)
+	}
+	logger.V(2).Info("Journal loaded", "logs", len(own)+len(others), "duration", c.now().Sub(start))
+}
+
+// openPinned opens the feeds again that the node had when edgehub stopped, so
+// that their scopes are fresh before kubelet asks.
+func (c *Cache) openPinned(ctx context.Context) {
+	u := c.cfg.Node()
+	me := caller{user: u, identity: identityOf(u, nil), credential: http.Header{}}
+	ctx = request.WithUser(ctx, u)
+	for _, l := range c.allLogs() {
+		if l.name.Identity != me.identity {
+			continue
+		}
+		l.mu.Lock()
+		for _, s := range l.scopes {
+			if s.pinned && s.complete && s.feed == nil {
+				c.startFeed(ctx, s, me)
+			}
+		}
+		l.mu.Unlock()
+	}
+}
+
+// maintain flushes what is due and evicts what is too much, until ctx ends.
+func (c *Cache) maintain(ctx context.Context) {
+	logger := klog.FromContext(ctx)
+	housekeeping := time.NewTicker(15 * time.Second)
+	defer housekeeping.Stop()
+	retry := time.Duration(0)
+	for {
+		link := c.noteLink()
+		wait := retry
+		if next, ok := c.nextFlush(); ok {
+			wait = max(wait, next.Sub(c.now()))
+		} else {
+			wait = time.Hour
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-c.flushWake:
+			continue
+		case <-link:
+			continue
+		case <-housekeeping.C:
+			c.endIdleFeeds()
+			c.evict()
+			continue
+		case <-time.After(wait):
+		}
+		now := c.now()
+		if err := c.flushAll(func(l *log) bool { return !l.due.IsZero() && !l.due.After(now) }); err != nil {
+			c.metrics.journalFailures.Inc()
+			c.metrics.journalOK.Set(0)
+			logger.Error(err, "Journal is not writable; going on from memory")
+			retry = 5 * time.Second
+			continue
+		}
+		c.metrics.journalOK.Set(1)
+		retry = 0
+		c.evict()
+	}
+}
+
+// noteLink notes since when the link has been down, and returns what is closed at
+// its next change.
+func (c *Cache) noteLink() <-chan struct{} {
+	changed := c.cfg.Upstream.Changed()
+	if c.cfg.Upstream.Up() {
+		c.downSince.Store(0)
+	} else {
+		c.downSince.CompareAndSwap(0, c.now().UnixNano())
+	}
+	return changed
+}
+
+func (c *Cache) wakeFlusher() {
+	select {
+	case c.flushWake <- struct{}{}:
+	default:
+	}
+}
+
+// nextFlush returns when the first log wants to be flushed.
+func (c *Cache) nextFlush() (time.Time, bool) {
+	var next time.Time
+	for _, l := range c.allLogs() {
+		l.mu.RLock()
+		due := l.due
+		l.mu.RUnlock()
+		if !due.IsZero() && (next.IsZero() || due.Before(next)) {
+			next = due
+		}
+	}
+	return next, !next.IsZero()
+}
+
+// flushAll flushes the logs that want it and joins the errors.
+func (c *Cache) flushAll(want func(*log) bool) error {
+	var errs []error
+	for _, l := range c.allLogs() {
+		l.mu.RLock()
+		due := !l.due.IsZero() && want(l)
+		l.mu.RUnlock()
+		if !due {
+			continue
+		}
+		if err := l.flush(); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// evict forgets what was used least recently until the limits hold: scopes
+// without a feed first, never one with watchers.
+func (c *Cache) evict() {
+	for {
+		scopes := c.count(func(*scope) int { return 1 })
+		total, live := c.journalSize()
+		if total > c.cfg.MaxBytes {
+			c.compact()
+		}
+		// What is dead goes with compaction; a quarter is left for that.
+		if scopes <= c.cfg.MaxScopes && live <= c.cfg.MaxBytes/4*3 || !c.evictOne() {
+			return
+		}
+	}
+}
+
+// compact has every log with something dead in it written anew.
+func (c *Cache) compact() {
+	for _, l := range c.allLogs() {
+		if total, live := l.size(); total > live+live/4+minRewriteBytes/16 {
+			l.mu.Lock()
+			l.rewriteSoon()
+			l.mu.Unlock()
+		}
+	}
+}
+
+// evictOne drops the oldest scope, or whole response, that nobody needs now.
+func (c *Cache) evictOne() bool {
+	var oldest time.Time
+	var from *log
+	var scope *scope
+	var response *record
+	older := func(t time.Time) bool { return from == nil || t.Before(oldest) }
+	for _, l := range c.allLogs() {
+		l.mu.RLock()
+		for _, s := range l.allScopes() {
+			if s.feed == nil && !s.pinned && older(s.used) {
+				oldest, from, scope, response = s.used, l, s, nil
+			}
+		}
+		for _, r := range l.responses {
+			if older(r.used) {
+				oldest, from, scope, response = r.used, l, nil, r
+			}
+		}
+		l.mu.RUnlock()
+	}
+	if from == nil {
+		return false
+	}
+	from.mu.Lock()
+	defer from.mu.Unlock()
+	if response != nil {
+		from.forgetResponse(response)
+	} else if scope.feed == nil {
+		from.drop(scope)
+	}
+	from.rewriteSoon()
+	c.metrics.evictions.Inc()
+	return true
+}
+
+// Ready returns an error while the journal cannot be written.
+func (c *Cache) Ready() error {
+	if !c.metrics.journalWritable() {
+		return fmt.Errorf("the journal is not writable; answers are kept in memory only")
+	}
+	return nil
+}

@@ -1,0 +1,595 @@
+// Copyright The edgehub Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cache
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"net/url"
+	"strconv"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/klog/v2"
+
+	"github.com/edgehub/edgehub/pkg/codec"
+)
+
+const (
+	minBackoff = 200 * time.Millisecond
+	maxBackoff = 30 * time.Second
+	// pageLimit is how many objects a feed asks for at a time where the API
+	// server has no WatchList.
+	pageLimit = "500"
+	// maxRefusalBytes bounds the body of an answer that is not 200.
+	maxRefusalBytes = 1 << 20
+)
+
+// A feed owns the upstream watch of a scope: it brings the state up to date,
+// follows, and after a cut goes on at its resourceVersion. Fields are guarded by
+// the log's lock.
+type feed struct {
+	scope  *scope
+	caller caller
+	cancel context.CancelFunc
+
+	live     bool     // connected, and the state complete
+	resync   bool     // the upstream has no history back to the scope's rv
+	staging  *staging // of the sync that is under way
+	refusal  *refusal // the answer that ended the feed, if one did
+	over     bool     // the feed has ended
+	jsonOnly bool     // it ended because the resource has no protobuf
+	changed  chan struct{}
+
+	users     int // watchers and those who wait to become one
+	idleSince time.Time
+}
+
+// A staging collects a whole state before it becomes the scope's. Guarded by the
+// log's lock.
+type staging struct {
+	shape    codec.Shape
+	list     []*object // as they came, for the watchers
+	byKey    map[string]*object
+	bytes    int64
+	rv       string
+	done     bool
+	failed   bool
+	changed  chan struct{}
+	watchers map[*watcher]struct{}
+}
+
+func newStaging() *staging {
+	return &staging{byKey: map[string]*object{}, changed: make(chan struct{}), watchers: map[*watcher]struct{}{}}
+}
+
+func (st *staging) notify() {
+	close(st.changed)
+	st.changed = make(chan struct{})
+}
+
+// add takes the next object in; one that the scope has in this very version is
+// not kept twice.
+func (st *staging) add(s *scope, shape codec.Shape, o *object) error {
+	cfg := &s.log.c.cfg
+	if old := s.objects[o.key]; old != nil && old.rv == o.rv {
+		o = old
+	}
+	st.bytes += int64(len(o.bare))
+	if len(st.list) >= cfg.MaxObjects || st.bytes > cfg.MaxScopeBytes {
+		return errTooLarge
+	}
+	st.shape = shape
+	st.list = append(st.list, o)
+	st.byKey[o.key] = o
+	return nil
+}
+
+// A refusal is an answer of the API server that is not the watch asked for.
+type refusal struct {
+	code   int
+	header http.Header
+	body   []byte
+}
+
+func (r *refusal) Error() string { return fmt.Sprintf("API server answered %d", r.code) }
+
+func (r *refusal) response(c *Cache, req *http.Request) *http.Response {
+	resp := c.newResponse(req, "", sourceUpstream)
+	resp.Header = r.header.Clone()
+	resp.Header.Set(SourceHeader, sourceUpstream)
+	resp.StatusCode, resp.Status = r.code, strconv.Itoa(r.code)+" "+http.StatusText(r.code)
+	setBody(resp, r.body)
+	return resp
+}
+
+var (
+	errTooLarge = errors.New("more than the cache keeps of one scope")
+	errExpired  = errors.New("resourceVersion is too old")
+	errJSONOnly = errors.New("resource has no protobuf")
+	errNoInit   = errors.New("API server does not send initial events")
+)
+
+// startFeed gives a scope its feed. ctx lends its values, not its end: the feed
+// ends with its last user, or when it has idled long enough. The caller holds the
+// log's lock.
+func (c *Cache) startFeed(ctx context.Context, s *scope, who caller) *feed {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	f := &feed{scope: s, caller: who, cancel: cancel, changed: make(chan struct{}), idleSince: c.now()}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.ended {
+		cancel()
+		f.over = true
+		return f
+	}
+	s.feed = f
+	if f.lingers() && !s.pinned {
+		s.pinned, s.dirtyState = true, true
+	}
+	c.feeds[f] = struct{}{}
+	c.running.Go(func() {
+		defer cancel()
+		f.run(ctx)
+	})
+	return f
+}
+
+// lingers reports whether the feed outlives its users: the node's do; with
+// another's credential nothing is done once nobody asks.
+func (f *feed) lingers() bool { return len(f.caller.credential) == 0 }
+
+// release gives up one use. The caller holds the log's lock.
+func (f *feed) release() {
+	f.users--
+	f.idleSince = f.scope.log.c.now()
+	f.scope.used = f.idleSince
+	if f.users == 0 && !f.lingers() {
+		f.cancel()
+	}
+}
+
+func (f *feed) notify() {
+	close(f.changed)
+	f.changed = make(chan struct{})
+}
+
+// endIdleFeeds ends the node's feeds that nobody has used for long.
+func (c *Cache) endIdleFeeds() {
+	now := c.now()
+	for _, l := range c.allLogs() {
+		l.mu.Lock()
+		for _, s := range l.scopes {
+			if f := s.feed; f != nil && f.users == 0 && now.Sub(f.idleSince) > c.cfg.FeedLinger && c.cfg.Upstream.Up() {
+				s.pinned, s.dirtyState = false, true
+				l.touch(false)
+				f.cancel()
+			}
+		}
+		l.mu.Unlock()
+	}
+}
+
+func (c *Cache) endFeeds() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.ended = true
+	for f := range c.feeds {
+		f.cancel()
+	}
+}
+
+// run keeps the scope up to date until ctx ends or the API server refuses.
+func (f *feed) run(ctx context.Context) {
+	c := f.scope.log.c
+	logger := klog.FromContext(ctx).WithValues("resource", f.scope.log.name.gvr().String(), "scope", f.scope.key.String())
+	defer f.end()
+	backoff := minBackoff
+	for ctx.Err() == nil {
+		changed := c.cfg.Upstream.Changed()
+		if !c.cfg.Upstream.Up() {
+			select {
+			case <-ctx.Done():
+			case <-changed:
+			}
+			continue
+		}
+		start, again := c.now(), f.resync // resync: only this goroutine sets it
+		err := f.connect(ctx)
+		f.disconnected(err)
+		if ctx.Err() != nil || f.isOver(err) {
+			return
+		}
+		if c.now().Sub(start) > 10*time.Second {
+			backoff = minBackoff
+		}
+		if errors.Is(err, errExpired) && !again || errors.Is(err, errNoInit) || c.unavailable(err) && !c.cfg.Upstream.Up() {
+			continue
+		}
+		logger.V(2).Info("Feed interrupted", "reason", err)
+		select {
+		case <-ctx.Done():
+		case <-time.After(backoff/2 + rand.N(backoff)):
+		}
+		backoff = min(2*backoff, maxBackoff)
+	}
+}
+
+// isOver decides whether an error ends the feed, and notes why.
+func (f *feed) isOver(err error) bool {
+	l := f.scope.log
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var r *refusal
+	switch {
+	case errors.Is(err, errJSONOnly):
+		l.jsonOnly, f.jsonOnly = true, true
+		return true
+	case errors.Is(err, errTooLarge):
+		l.c.metrics.abandoned.WithLabelValues("too large").Inc()
+		l.drop(f.scope)
+		return true
+	case errors.Is(err, errNotAnObject):
+		l.c.metrics.abandoned.WithLabelValues("undecodable").Inc()
+		l.drop(f.scope)
+		return true
+	case !errors.As(err, &r):
+		return false
+	case r.code == http.StatusForbidden || r.code == http.StatusUnauthorized || r.code == http.StatusNotFound:
+		f.refusal = r
+		f.scope.pinned = false
+		l.drop(f.scope)
+		return true
+	case !f.scope.complete && r.code != http.StatusTooManyRequests && r.code < 500:
+		f.refusal = r
+		return true
+	}
+	if f.users > 0 && !f.scope.complete {
+		f.refusal = r // for those who wait; the next one starts a feed again
+		return true
+	}
+	return false
+}
+
+// disconnected notes that the scope is not followed for now.
+func (f *feed) disconnected(err error) {
+	l := f.scope.log
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	f.live = false
+	if !l.c.unavailable(err) {
+		f.scope.fed = false // somebody else may have ended it: nothing vouches for the state
+	}
+	if errors.Is(err, errExpired) {
+		f.resync = true
+	}
+	if st := f.staging; st != nil {
+		f.staging = nil
+		st.failed = true
+		st.notify()
+	}
+	f.notify()
+}
+
+// end detaches the feed; its watchers end after what they have been offered.
+func (f *feed) end() {
+	l := f.scope.log
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	f.over, f.live = true, false
+	f.scope.fed = false
+	if f.scope.feed == f {
+		f.scope.feed = nil
+	}
+	for w := range f.scope.watchers {
+		if w.feed == f {
+			w.finish(nil)
+		}
+	}
+	if !f.scope.complete && l.scopes[f.scope.key] == f.scope {
+		l.drop(f.scope)
+	}
+	f.notify()
+	l.c.mu.Lock()
+	delete(l.c.feeds, f)
+	l.c.mu.Unlock()
+}
+
+// connect brings the state up to date and follows the watch until it breaks.
+func (f *feed) connect(ctx context.Context) error {
+	l := f.scope.log
+	l.mu.RLock()
+	sync := !f.scope.complete || f.resync
+	rv := f.scope.rv
+	l.mu.RUnlock()
+	q := f.scope.key.query()
+	q.Set("watch", "true")
+	q.Set("allowWatchBookmarks", "true")
+	q.Set("timeoutSeconds", strconv.Itoa(300+rand.N(300)))
+	_, old := l.c.noInitial.Load(l.name.gvr())
+	switch {
+	case sync && old:
+		if err := f.listAll(ctx); err != nil {
+			return err
+		}
+		l.mu.RLock()
+		rv = f.scope.rv
+		l.mu.RUnlock()
+		sync = false
+		q.Set("resourceVersion", rv)
+	case sync:
+		q.Set("sendInitialEvents", "true")
+		q.Set("resourceVersionMatch", string(metav1.ResourceVersionMatchNotOlderThan))
+		q.Set("resourceVersion", "")
+	default:
+		q.Set("resourceVersion", rv)
+	}
+	resp, err := f.do(ctx, q)
+	if err != nil {
+		var r *refusal
+		if sync && errors.As(err, &r) && r.code == http.StatusUnprocessableEntity {
+			l.c.noInitial.Store(l.name.gvr(), true)
+			return errNoInit
+		}
+		return err
+	}
+	defer resp.Body.Close()
+	f.connected(sync)
+	frames := codec.NewFrameReader(resp.Body, f.scope.key.Representation, l.c.cfg.MaxObjectBytes)
+	for {
+		frame, err := frames.Next()
+		if err != nil {
+			return err
+		}
+		if err := f.take(frame); err != nil {
+			return err
+		}
+	}
+}
+
+// connected notes that the API server has taken the watch.
+func (f *feed) connected(sync bool) {
+	l := f.scope.log
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if sync {
+		f.staging = newStaging()
+	} else {
+		f.live, f.scope.fed = true, true
+	}
+	f.notify()
+}
+
+// do sends a request of the feed, and returns an answer of 200 in the scope's
+// encoding, or an error.
+func (f *feed) do(ctx context.Context, q url.Values) (*http.Response, error) {
+	l := f.scope.log
+	u := &url.URL{Scheme: "https", Host: "upstream", Path: resourcePath(l.name, f.scope.key.Namespace), RawQuery: q.Encode()}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+	req.Header = f.caller.credential.Clone()
+	req.Header.Set("Accept", f.scope.key.Accept(true))
+	req.Header.Set("User-Agent", "edgehub")
+	req = req.WithContext(request.WithUser(req.Context(), f.caller.user))
+	resp, err := l.c.cfg.Upstream.RoundTrip(req)
+	if err != nil {
+		return nil, err
+	}
+	rep, ok := codec.FromContentType(resp.Header.Get("Content-Type"))
+	switch {
+	case resp.StatusCode == http.StatusNotAcceptable && f.scope.key.Protobuf && f.scope.key.Partial == "",
+		resp.StatusCode == http.StatusOK && ok && f.scope.key.Protobuf && !rep.Protobuf:
+		err = errJSONOnly
+	case resp.StatusCode == http.StatusGone:
+		err = errExpired
+	case resp.StatusCode != http.StatusOK:
+		body, _ := io.ReadAll(io.LimitReader(resp.Body, maxRefusalBytes))
+		err = &refusal{code: resp.StatusCode, header: resp.Header, body: body}
+	case !ok || rep.Protobuf != f.scope.key.Protobuf:
+		err = fmt.Errorf("unexpected content type %q", resp.Header.Get("Content-Type"))
+	default:
+		return resp, nil
+	}
+	resp.Body.Close()
+	return nil, err
+}
+
+// resourcePath is where a resource is listed.
+func resourcePath(n logName, namespace string) string {
+	p := "/api/" + n.Version
+	if n.Group != "" {
+		p = "/apis/" + n.Group + "/" + n.Version
+	}
+	if namespace != "" {
+		p += "/namespaces/" + url.PathEscape(namespace)
+	}
+	return p + "/" + n.Resource
+}
+
+// take applies one frame of the upstream watch.
+func (f *feed) take(frame codec.Frame) error {
+	s := f.scope
+	rep := s.key.Representation
+	shape, bare, err := codec.DecodeObject(rep, frame.Object)
+	if err != nil {
+		return fmt.Errorf("watch frame: %w", err)
+	}
+	if frame.Type == watch.Error {
+		return statusError(rep, frame.Object)
+	}
+	if shape.Kind == "Status" || rep.Partial != "" && shape.Kind != "PartialObjectMetadata" {
+		return fmt.Errorf("watch frame: unexpected kind %s", shape.Kind)
+	}
+	if frame.Type == watch.Bookmark {
+		return f.bookmark(shape, bare)
+	}
+	o, _, err := newObject(rep, bare)
+	if err != nil {
+		return fmt.Errorf("watch frame: %w", err)
+	}
+	l := s.log
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.c.metrics.events.WithLabelValues(string(frame.Type)).Inc()
+	if st := f.staging; st != nil && !st.done {
+		if err := st.add(s, shape, o); err != nil {
+			return err
+		}
+		st.notify()
+		return nil
+	}
+	if len(s.objects) > l.c.cfg.MaxObjects {
+		return errTooLarge
+	}
+	if s.shape.Kind == "" {
+		s.setShape(shape)
+	}
+	s.apply(frame.Type, o)
+	return nil
+}
+
+// bookmark moves the scope on; the one that ends the initial events makes the
+// state complete.
+func (f *feed) bookmark(shape codec.Shape, bare []byte) error {
+	s := f.scope
+	meta, err := codec.ReadMeta(s.key.Representation, bare)
+	if err != nil || !validRV(meta.ResourceVersion) {
+		return fmt.Errorf("bookmark at %q: %w", meta.ResourceVersion, errors.Join(err, errNotAnObject))
+	}
+	end, _, err := codec.ReadAnnotation(s.key.Representation, bare, metav1.InitialEventsAnnotationKey)
+	if err != nil {
+		return err
+	}
+	l := s.log
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	st := f.staging
+	switch {
+	case st == nil:
+		s.advance(meta.ResourceVersion)
+		s.send(&event{kind: watch.Bookmark, rv: meta.ResourceVersion})
+		return nil
+	case end != "true":
+		return nil
+	}
+	if st.shape.Kind == "" {
+		st.shape = shape
+	}
+	return f.synced(st, meta.ResourceVersion)
+}
+
+// synced makes what was staged the scope's state. The caller holds the log's
+// lock.
+func (f *feed) synced(st *staging, rv string) error {
+	s := f.scope
+	if err := s.replace(st.shape, rv, st.byKey); err != nil {
+		s.expire()
+		return err
+	}
+	st.done, st.rv = true, rv
+	for w := range st.watchers {
+		w.cursor = rv
+		s.watchers[w] = struct{}{}
+	}
+	st.notify()
+	f.staging, f.resync = nil, false
+	f.live, s.fed = true, true
+	f.notify()
+	return nil
+}
+
+// expire makes the scope incomplete, because its bytes cannot be read or its
+// history is not to be trusted; watchers are told to list again. The caller holds
+// the log's lock.
+func (s *scope) expire() {
+	st := apierrors.NewResourceExpired("the state was lost").Status()
+	for w := range s.watchers {
+		w.finish(codec.AppendStatusFrame(nil, s.key.Representation, &st))
+	}
+	s.reset()
+}
+
+// statusError turns the object of an ERROR event into an error.
+func statusError(rep codec.Representation, wire []byte) error {
+	st := &metav1.Status{}
+	var err error
+	if rep.Protobuf {
+		var bare []byte
+		if _, bare, err = codec.DecodeObject(rep, wire); err == nil {
+			err = st.Unmarshal(bare)
+		}
+	} else {
+		err = json.Unmarshal(wire, st)
+	}
+	if err != nil {
+		return fmt.Errorf("watch error: %w", err)
+	}
+	if st.Code == http.StatusGone || st.Reason == metav1.StatusReasonExpired {
+		return errExpired
+	}
+	return &apierrors.StatusError{ErrStatus: *st}
+}
+
+// listAll is the sync for an API server without WatchList: all pages at one
+// resourceVersion.
+func (f *feed) listAll(ctx context.Context) error {
+	s := f.scope
+	st := newStaging()
+	q := s.key.query()
+	q.Set("limit", pageLimit)
+	for {
+		list, err := f.listPage(ctx, q, st)
+		if err != nil {
+			return err
+		}
+		if st.rv != "" && list.ResourceVersion != st.rv {
+			return fmt.Errorf("page at %s of a list at %s", list.ResourceVersion, st.rv)
+		}
+		st.rv = list.ResourceVersion
+		st.shape = list.Shape
+		if q.Set("continue", list.Continue); list.Continue == "" {
+			break
+		}
+	}
+	s.log.mu.Lock()
+	defer s.log.mu.Unlock()
+	return f.synced(st, st.rv)
+}
+
+func (f *feed) listPage(ctx context.Context, q url.Values, st *staging) (codec.List, error) {
+	s := f.scope
+	resp, err := f.do(ctx, q)
+	if err != nil {
+		return codec.List{}, err
+	}
+	defer resp.Body.Close()
+	d := codec.NewListDecoder(s.key.Representation, s.log.c.cfg.MaxObjectBytes, func(shape codec.Shape, bare []byte) error {
+		o, _, err := newObject(s.key.Representation, bytes.Clone(bare))
+		if err != nil {
+			return err
+		}
+		s.log.mu.RLock()
+		defer s.log.mu.RUnlock()
+		return st.add(s, shape, o)
+	})
+	if _, err := io.Copy(d, resp.Body); err != nil {
+		return codec.List{}, err
+	}
+	list, err := d.Close()
+	if err == nil && !validRV(list.ResourceVersion) {
+		err = errNotAnObject
+	}
+	return list, err
+}

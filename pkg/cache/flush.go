@@ -1,0 +1,404 @@
+// Copyright The edgehub Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cache
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"iter"
+	"time"
+
+	"github.com/edgehub/edgehub/pkg/cache/journal"
+)
+
+// maxBatchBytes is how much one append to the journal may hold. A scope with
+// more to write is incomplete on disk until the last part is there.
+const maxBatchBytes = 1 << 20
+
+// An item is one entry on its way to disk, and what it is the entry of.
+type item struct {
+	scope  *scope
+	object *object // of put and tomb
+	record *record // of response
+	entry  journal.Entry
+	bare   []byte
+	ref    journal.Ref // where the bytes are now, if not in bare
+}
+
+// A group is what must be written together: the items of one scope, its state
+// first.
+type group struct {
+	scope *scope // nil: no scope
+	items []item
+	tombs []*object // that are written, to be restored when they are not
+	clear bool
+}
+
+// flush writes what has changed, or, when more than two thirds of the log are
+// dead, the whole log anew. On an error everything stays dirty.
+func (l *log) flush() error {
+	l.flushing.Lock()
+	defer l.flushing.Unlock()
+	whole := l.worthRewriting()
+	l.mu.Lock()
+	if l.journal == nil {
+		l.due = time.Time{}
+		l.mu.Unlock()
+		return nil
+	}
+	l.due = time.Time{}
+	groups, dropped := l.collect(whole)
+	l.mu.Unlock()
+
+	var done int
+	var err error
+	if whole {
+		err = l.rewrite(groups)
+	} else {
+		done, err = l.appendGroups(groups, dropped)
+	}
+	if err != nil {
+		l.mu.Lock()
+		l.restore(groups[done:], dropped)
+		l.mu.Unlock()
+		return fmt.Errorf("write %s: %w", l.name.gvr(), err)
+	}
+	return nil
+}
+
+// worthRewriting reports whether less than a third of the log is live. The
+// answer is looked for again when the log has grown by as much as is live.
+func (l *log) worthRewriting() bool {
+	l.mu.RLock()
+	next := l.nextCheck
+	l.mu.RUnlock()
+	total, live := l.size()
+	if next >= 0 && total < max(next, minRewriteBytes) {
+		return false
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.nextCheck = total + live/2
+	return next < 0 || total > 3*live
+}
+
+// minRewriteBytes is the size below which a log is not worth compacting.
+const minRewriteBytes = 1 << 20
+
+// collect takes what is to be written. The caller holds mu.
+func (l *log) collect(whole bool) (groups []group, dropped []journal.Entry) {
+	for _, s := range l.allScopes() {
+		if g, ok := s.collect(whole); ok {
+			groups = append(groups, g)
+		}
+	}
+	responses := l.dirtyResp
+	if whole {
+		responses = l.responses
+	}
+	for _, r := range responses {
+		groups = append(groups, group{items: []item{{record: r, bare: r.body, ref: r.ref, entry: r.entry()}}})
+	}
+	l.dirtyResp = map[string]*record{}
+	dropped, l.dropped = l.dropped, nil
+	return groups, dropped
+}
+
+// collect takes what is to be written of a scope.
+func (s *scope) collect(whole bool) (group, bool) {
+	if !whole && !s.dirtyState && len(s.dirty) == 0 && len(s.dirtyTombs) == 0 && !s.clearDisk {
+		return group{}, false
+	}
+	if !s.single && !s.complete && (whole || !s.onDisk) {
+		return group{}, false // nothing of it would survive a restart
+	}
+	g := group{scope: s, clear: s.clearDisk, tombs: s.dirtyTombs}
+	g.items = append(g.items, item{scope: s, entry: s.stateEntry(true)})
+	if s.clearDisk && !whole {
+		g.items = append(g.items, item{scope: s, entry: journal.Entry{Scope: s.id, Kind: entryClear}})
+	}
+	if !s.single && !s.complete {
+		// What the disk says of it holds no longer; that is all there is to say.
+		g.tombs = nil
+		s.dirtyState, s.clearDisk = false, false
+		return g, true
+	}
+	objects, tombs := s.dirty, s.dirtyTombs
+	if whole {
+		objects, tombs = s.objects, s.tombs
+	}
+	for _, o := range tombs {
+		g.items = append(g.items, s.objectItem(entryTomb, o))
+	}
+	for _, o := range objects {
+		kind := uint8(entryPut)
+		if o.deleted {
+			kind = entryRemove
+		}
+		g.items = append(g.items, s.objectItem(kind, o))
+	}
+	s.dirty, s.dirtyTombs = map[string]*object{}, nil
+	s.dirtyState, s.clearDisk, s.onDisk = false, false, true
+	return g, true
+}
+
+func (s *scope) objectItem(kind uint8, o *object) item {
+	return item{
+		scope: s, object: o, bare: o.bare, ref: o.ref,
+		entry: journal.Entry{Scope: s.id, Kind: kind, Meta: encodeObjectMeta(o)},
+	}
+}
+
+func (s *scope) stateEntry(final bool) journal.Entry {
+	meta, err := json.Marshal(stateMeta{
+		Key: s.key, Single: s.single, Shape: s.shape, RV: s.rv, Reach: s.reach,
+		Complete: s.complete && final, Pinned: s.pinned, Used: s.used.Unix(),
+	})
+	if err != nil {
+		panic(err) // strings, numbers and booleans
+	}
+	return journal.Entry{Scope: s.id, Kind: entryState, Meta: meta}
+}
+
+// restore makes dirty again what could not be written. The caller holds mu.
+func (l *log) restore(groups []group, dropped []journal.Entry) {
+	l.dropped = append(dropped, l.dropped...)
+	for _, g := range groups {
+		if g.scope == nil {
+			for _, i := range g.items {
+				if l.responses[i.record.id()] == i.record {
+					l.dirtyResp[i.record.id()] = i.record
+				}
+			}
+			continue
+		}
+		s := g.scope
+		s.dirtyState = true
+		s.clearDisk = s.clearDisk || g.clear
+		for _, i := range g.items {
+			o := i.object
+			if o == nil || o.bare == nil {
+				continue
+			}
+			_, newer := s.dirty[o.key]
+			if s.objects[o.key] == o || i.entry.Kind == entryRemove && s.objects[o.key] == nil && !newer {
+				s.dirty[o.key] = o
+			}
+		}
+		s.dirtyTombs = append(g.tombs, s.dirtyTombs...)
+	}
+}
+
+// appendGroups writes the groups, as many as fit into a batch at a time, and
+// returns how many are on disk.
+func (l *log) appendGroups(groups []group, dropped []journal.Entry) (done int, err error) {
+	batch := make([]item, 0, 16)
+	for _, e := range dropped {
+		batch = append(batch, item{entry: e})
+	}
+	size := 0
+	commit := func(upTo int) error {
+		if len(batch) > 0 {
+			if err := l.appendItems(batch); err != nil {
+				return err
+			}
+		}
+		batch, size, done = batch[:0], 0, upTo
+		return nil
+	}
+	for n, g := range groups {
+		gs := g.size()
+		if size > 0 && size+gs > maxBatchBytes {
+			if err := commit(n); err != nil {
+				return done, err
+			}
+		}
+		if gs > maxBatchBytes && g.scope != nil {
+			if err := l.appendLarge(g); err != nil {
+				return done, err
+			}
+			done = n + 1
+			continue
+		}
+		batch = append(batch, g.items...)
+		size += gs
+	}
+	return done, commit(len(groups))
+}
+
+func (g *group) size() int {
+	n := 0
+	for _, i := range g.items {
+		n += len(i.bare) + len(i.entry.Meta) + entryOverhead
+	}
+	return n
+}
+
+// appendLarge writes a group in several batches. Until the last of them the disk
+// says that the scope is incomplete.
+func (l *log) appendLarge(g group) error {
+	final := g.items[0]
+	open := item{scope: g.scope, entry: g.scope.stateEntryLocked(false)}
+	batch, size := []item{open}, 0
+	for _, i := range g.items[1:] {
+		batch = append(batch, i)
+		if size += len(i.bare) + len(i.entry.Meta) + entryOverhead; size > maxBatchBytes {
+			if err := l.appendItems(batch); err != nil {
+				return err
+			}
+			batch, size = batch[:0], 0
+		}
+	}
+	return l.appendItems(append(batch, final))
+}
+
+func (s *scope) stateEntryLocked(final bool) journal.Entry {
+	s.log.mu.RLock()
+	defer s.log.mu.RUnlock()
+	return s.stateEntry(final)
+}
+
+// appendItems writes one batch and lets go of the bytes that are on disk now.
+func (l *log) appendItems(items []item) error {
+	v := l.view()
+	defer v.Close()
+	entries := make([]journal.Entry, len(items))
+	for n := range items {
+		e, err := l.bodyOf(&items[n], v)
+		if errors.Is(err, journal.ErrDamaged) {
+			l.forgetDamaged(items[n])
+		}
+		if err != nil {
+			return err
+		}
+		entries[n] = e
+	}
+	refs, err := l.journal.Append(entries)
+	if err != nil {
+		return err
+	}
+	l.settle(items, refs)
+	return nil
+}
+
+// settle notes where the bytes of items are.
+func (l *log) settle(items []item, refs []journal.Ref) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for n, i := range items {
+		switch {
+		case i.object != nil && i.entry.Kind != entryRemove:
+			i.object.ref, i.object.bare = refs[n], nil
+		case i.record != nil:
+			i.record.ref, i.record.body = refs[n], nil
+		}
+	}
+}
+
+// bodyOf completes an entry with its body, sealed where that is due. What is on
+// disk already is copied as it is there.
+func (l *log) bodyOf(i *item, v *journal.View) (journal.Entry, error) {
+	e := i.entry
+	if e.Kind != entryPut && e.Kind != entryTomb && e.Kind != entryResponse {
+		return e, nil
+	}
+	if i.bare == nil {
+		b, err := v.Read(i.ref, nil)
+		e.Body = b
+		return e, err
+	}
+	e.Body = i.bare
+	if l.name.sealed() {
+		place := ""
+		if i.record != nil {
+			place = l.responsePlace(i.record)
+		} else {
+			place = i.scope.place(i.object.key)
+		}
+		b, err := l.c.sealer.seal(i.bare, place)
+		if err != nil {
+			return e, err
+		}
+		e.Body = b
+	}
+	return e, nil
+}
+
+// rewrite replaces the log on disk by the groups.
+func (l *log) rewrite(groups []group) error {
+	v := l.view()
+	defer v.Close()
+	var items []item
+	for _, g := range groups {
+		items = append(items, g.items...)
+	}
+	var seq iter.Seq2[journal.Entry, error] = func(yield func(journal.Entry, error) bool) {
+		for n := range items {
+			e, err := l.bodyOf(&items[n], v)
+			if errors.Is(err, journal.ErrDamaged) {
+				l.forgetDamaged(items[n])
+			}
+			if !yield(e, err) || err != nil {
+				return
+			}
+		}
+	}
+	refs, err := l.journal.Rewrite(seq)
+	if err != nil {
+		return err
+	}
+	l.c.metrics.rewrites.Inc()
+	l.settle(items, refs)
+	return nil
+}
+
+// forgetDamaged drops what can no longer be read, so that it is fetched again.
+func (l *log) forgetDamaged(i item) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.c.metrics.damaged.Inc()
+	switch {
+	case i.record != nil:
+		delete(l.responses, i.record.id())
+	case i.scope.single:
+		delete(i.scope.objects, i.object.key)
+	default:
+		i.scope.expire()
+	}
+}
+
+// encodeObjectMeta writes what the index knows of an object.
+func encodeObjectMeta(o *object) []byte {
+	var b []byte
+	for _, s := range []string{o.key, o.rv, o.added} {
+		b = binary.AppendUvarint(b, uint64(len(s)))
+		b = append(b, s...)
+	}
+	return binary.AppendVarint(b, o.generation)
+}
+
+func decodeObjectMeta(b []byte) (*object, error) {
+	o := &object{}
+	for _, s := range []*string{&o.key, &o.rv, &o.added} {
+		n, w := binary.Uvarint(b)
+		if w <= 0 || n > uint64(len(b)-w) {
+			return nil, errObjectMeta
+		}
+		*s = string(b[w : w+int(n)])
+		b = b[w+int(n):]
+	}
+	if o.added == o.rv {
+		o.added = o.rv // one string for both
+	}
+	generation, w := binary.Varint(b)
+	if w <= 0 || w != len(b) || !validRV(o.rv) {
+		return nil, errObjectMeta
+	}
+	o.generation = generation
+	return o, nil
+}
+
+var errObjectMeta = errors.New("malformed object metadata")

@@ -1,0 +1,380 @@
+// Copyright The edgehub Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cache
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/edgehub/edgehub/pkg/cache/journal"
+	"github.com/edgehub/edgehub/pkg/codec"
+)
+
+// Kinds of journal entries.
+const (
+	entryState    = 1 // Meta: stateMeta
+	entryPut      = 2 // Meta: objectMeta, Body: the object
+	entryTomb     = 3 // Meta: objectMeta, Body: the object as it was last
+	entryRemove   = 4 // Meta: objectMeta; of a single record, which keeps no tombstone
+	entryClear    = 5 // the scope holds nothing any more
+	entryDrop     = 6 // the scope is forgotten
+	entryResponse = 7 // Meta: responseMeta, Body: the response's
+	entryForget   = 8 // Meta: responseMeta of a response that is forgotten
+)
+
+// A log is what one user was told of one resource: its scopes, and the whole
+// responses. It is one log of the journal.
+type log struct {
+	c    *Cache
+	name logName
+	load sync.Once
+
+	// mu guards what follows and all scopes. It is never held over a disk
+	// write; reads of single objects happen under it.
+	mu        sync.RWMutex
+	journal   *journal.Log
+	scopes    map[Key]*scope
+	single    map[codec.Representation]*scope
+	responses map[string]*record
+	lastID    uint32
+	jsonOnly  bool             // the API server has no protobuf for this resource
+	shown     map[Key]string   // resourceVersions of lists that the user saw
+	pages     map[string]*page // by continue token
+	pageCount int64
+
+	due       time.Time // when to flush next; zero: nothing to flush
+	dropped   []journal.Entry
+	dirtyResp map[string]*record
+	nextCheck int64 // journal size at which compaction is considered next
+
+	flushing sync.Mutex // held over a flush, so that there is one at a time
+}
+
+// stateMeta is what the disk says of a scope besides its objects.
+type stateMeta struct {
+	Key      Key         `json:"key"`
+	Single   bool        `json:"single,omitempty"`
+	Shape    codec.Shape `json:"shape"`
+	RV       string      `json:"rv,omitempty"`
+	Reach    string      `json:"reach,omitempty"`
+	Complete bool        `json:"complete,omitempty"`
+	Pinned   bool        `json:"pinned,omitempty"`
+	Used     int64       `json:"used,omitempty"` // Unix seconds
+}
+
+func newLog(c *Cache, name logName) *log {
+	return &log{
+		c: c, name: name,
+		scopes: map[Key]*scope{}, single: map[codec.Representation]*scope{},
+		shown: map[Key]string{}, responses: map[string]*record{}, dirtyResp: map[string]*record{},
+	}
+}
+
+// open loads what the disk holds of the log, once.
+func (l *log) openOnce(logger klog.Logger) {
+	l.load.Do(func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		r := &replay{l: l, byID: map[uint32]*scope{}}
+		name, err := json.Marshal(l.name)
+		if err == nil {
+			l.journal, err = l.c.journal.OpenLog(string(name), journal.Replay{Batch: r.batch, Damaged: r.damaged, DamagedAll: r.damagedAll})
+		}
+		if err != nil {
+			logger.Error(err, "Log is not readable; its scopes will be fetched again", "resource", l.name.gvr().String(), "user", l.name.User)
+			l.c.metrics.journalFailures.Inc()
+			return
+		}
+		r.finish(logger)
+	})
+}
+
+// newScope makes an empty scope. The caller holds mu.
+func (l *log) newScope(key Key, single bool) *scope {
+	l.lastID++
+	s := &scope{
+		log: l, id: l.lastID, key: key, single: single, used: l.c.now(),
+		objects: map[string]*object{}, dirty: map[string]*object{}, watchers: map[*watcher]struct{}{},
+	}
+	if single {
+		l.single[key.Representation] = s
+	} else {
+		l.scopes[key] = s
+	}
+	return s
+}
+
+// singleOf returns the record of single objects in a representation.
+func (l *log) singleOf(rep codec.Representation) *scope {
+	if s := l.single[rep]; s != nil {
+		return s
+	}
+	return l.newScope(Key{Representation: rep}, true)
+}
+
+// drop forgets a scope, in memory and with the next flush on disk. Its feed and
+// watchers are the caller's to end.
+func (l *log) drop(s *scope) {
+	if s.single {
+		delete(l.single, s.key.Representation)
+	} else {
+		delete(l.scopes, s.key)
+	}
+	if s.onDisk {
+		l.dropped = append(l.dropped, journal.Entry{Scope: s.id, Kind: entryDrop})
+		l.touch(true)
+	}
+	s.reset()
+}
+
+// maxShown bounds how many lists' resourceVersions are remembered one by one.
+const maxShown = 64
+
+// saw notes the resourceVersion of a list that the user was shown. The caller
+// holds mu.
+func (l *log) saw(key Key, rv string) {
+	if len(l.shown) >= maxShown {
+		all := rv
+		for _, other := range l.shown {
+			all = maxRV(all, other)
+		}
+		l.shown, key, rv = map[Key]string{}, Key{}, all
+	}
+	l.shown[key] = maxRV(l.shown[key], rv)
+}
+
+// touch asks for a flush: within a second, or when there is something urgent to
+// write or five minutes have gone by. The caller holds mu.
+func (l *log) touch(urgent bool) {
+	d := l.c.cfg.StatusFlushPeriod
+	if urgent {
+		d = l.c.cfg.FlushPeriod
+	}
+	if due := l.c.now().Add(d); l.due.IsZero() || due.Before(l.due) {
+		l.due = due
+		l.c.wakeFlusher()
+	}
+}
+
+func (l *log) view() *journal.View {
+	if l.journal == nil {
+		return nil
+	}
+	return l.journal.View()
+}
+
+// readOne returns the bytes of an object of a scope. The caller holds mu.
+func (s *scope) readOne(o *object) ([]byte, error) {
+	if o.bare != nil {
+		return o.bare, nil
+	}
+	v := s.log.view()
+	if v == nil {
+		return nil, errNoJournal
+	}
+	defer v.Close()
+	return s.openObject(v, o.key, o.ref, nil)
+}
+
+// openObject reads an object from a view and opens the seal that is on it.
+func (s *scope) openObject(v *journal.View, key string, ref journal.Ref, dst []byte) ([]byte, error) {
+	if v == nil {
+		return nil, errNoJournal
+	}
+	b, err := v.Read(ref, dst)
+	if err != nil {
+		return nil, fmt.Errorf("read %s of %s: %w", key, s.key, err)
+	}
+	if s.log.name.sealed() {
+		return s.log.c.sealer.open(b, s.place(key))
+	}
+	return b, nil
+}
+
+// place is what a sealed object is bound to: another place's does not open here.
+func (s *scope) place(key string) string {
+	return s.log.name.Identity + "\n" + s.log.name.gvr().String() + "\n" + s.log.name.Class + "\n" + s.key.String() + "\n" + key
+}
+
+// size returns the bytes on disk, and those of them that are live.
+func (l *log) size() (total, live int64) {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	if l.journal == nil {
+		return 0, 0
+	}
+	for _, s := range l.allScopes() {
+		live += entryOverhead
+		for _, o := range s.objects {
+			live += entryOverhead + int64(o.ref.Length) + int64(len(o.key))
+		}
+		for _, o := range s.tombs {
+			live += entryOverhead + int64(o.ref.Length) + int64(len(o.key))
+		}
+	}
+	for _, r := range l.responses {
+		live += entryOverhead + int64(r.ref.Length)
+	}
+	return l.journal.Size(), live
+}
+
+// entryOverhead is about what an entry costs on disk besides key and body.
+const entryOverhead = 96
+
+func (l *log) allScopes() []*scope {
+	all := make([]*scope, 0, len(l.scopes)+len(l.single))
+	for _, s := range l.scopes {
+		all = append(all, s)
+	}
+	for _, s := range l.single {
+		all = append(all, s)
+	}
+	return all
+}
+
+// A replay builds a log from its journal.
+type replay struct {
+	l    *log
+	byID map[uint32]*scope
+	bad  map[uint32]bool
+	all  bool
+}
+
+func (r *replay) damaged(id uint32) {
+	if r.bad == nil {
+		r.bad = map[uint32]bool{}
+	}
+	r.bad[id] = true
+}
+
+func (r *replay) damagedAll() { r.all = true }
+
+func (r *replay) batch(entries []journal.Entry, refs []journal.Ref) {
+	for i, e := range entries {
+		if err := r.entry(e, refs[i]); err != nil {
+			r.damaged(e.Scope)
+		}
+	}
+}
+
+func (r *replay) entry(e journal.Entry, ref journal.Ref) error {
+	r.l.lastID = max(r.l.lastID, e.Scope)
+	switch e.Kind {
+	case entryState:
+		return r.state(e)
+	case entryResponse, entryForget:
+		return r.response(e, ref)
+	}
+	s := r.byID[e.Scope]
+	if s == nil {
+		// The state entry of a new scope comes first in its batch.
+		return fmt.Errorf("entry of scope %d, which is not there", e.Scope)
+	}
+	switch e.Kind {
+	case entryClear:
+		s.objects, s.tombs = map[string]*object{}, nil
+		return nil
+	case entryDrop:
+		delete(r.byID, e.Scope)
+		return nil
+	}
+	o, err := decodeObjectMeta(e.Meta)
+	if err != nil {
+		return err
+	}
+	o.ref = ref
+	switch e.Kind {
+	case entryPut:
+		s.objects[o.key] = o
+	case entryTomb:
+		o.deleted = true
+		delete(s.objects, o.key)
+		s.tombs = append(s.tombs, o)
+	case entryRemove:
+		delete(s.objects, o.key)
+	default:
+		return fmt.Errorf("entry of unknown kind %d", e.Kind)
+	}
+	return nil
+}
+
+func (r *replay) state(e journal.Entry) error {
+	var m stateMeta
+	if err := json.Unmarshal(e.Meta, &m); err != nil {
+		return err
+	}
+	s := r.byID[e.Scope]
+	if s == nil {
+		s = &scope{
+			log: r.l, id: e.Scope, onDisk: true,
+			objects: map[string]*object{}, dirty: map[string]*object{}, watchers: map[*watcher]struct{}{},
+		}
+		r.byID[e.Scope] = s
+	}
+	s.key, s.single, s.shape = m.Key, m.Single, m.Shape
+	s.rv, s.reach, s.complete, s.pinned = m.RV, m.Reach, m.Complete, m.Pinned
+	s.used = time.Unix(m.Used, 0)
+	return nil
+}
+
+func (r *replay) response(e journal.Entry, ref journal.Ref) error {
+	var m responseMeta
+	if err := json.Unmarshal(e.Meta, &m); err != nil {
+		return err
+	}
+	if e.Kind == entryForget {
+		delete(r.l.responses, m.id())
+		return nil
+	}
+	r.l.responses[m.id()] = &record{responseMeta: m, ref: ref, used: time.Unix(m.Time, 0)}
+	return nil
+}
+
+// finish keeps what the replay can vouch for. A scope that may be short goes.
+func (r *replay) finish(logger klog.Logger) {
+	for id, s := range r.byID {
+		if r.all || r.bad[id] || !s.single && !s.complete {
+			if r.all || r.bad[id] {
+				r.l.c.metrics.damaged.Inc()
+				logger.Info("Scope is damaged on disk and will be fetched again", "resource", r.l.name.gvr().String(), "scope", s.key.String())
+			}
+			r.l.dropped = append(r.l.dropped, journal.Entry{Scope: id, Kind: entryDrop})
+			continue
+		}
+		if n := len(s.tombs) - maxTombstones; n > 0 {
+			s.reach = s.tombs[n-1].rv
+			s.tombs = s.tombs[n:]
+		}
+		if s.single {
+			r.l.single[s.key.Representation] = s
+		} else {
+			r.l.scopes[s.key] = s
+		}
+		r.l.jsonOnly = r.l.jsonOnly || s.shape.Unstructured
+	}
+	if r.all || r.bad[0] {
+		// A record that was replaced may be back in its old version.
+		r.l.responses = map[string]*record{}
+		r.l.nextCheck = 0
+	}
+	if len(r.l.dropped) > 0 || r.all {
+		r.l.rewriteSoon()
+	}
+}
+
+// rewriteSoon has the log written anew with the next flush, damage left behind.
+func (l *log) rewriteSoon() {
+	l.nextCheck = -1
+	l.touch(true)
+}
+
+var (
+	errNotAnObject = errors.New("not an object with a name and a comparable resourceVersion")
+	errNoJournal   = errors.New("the journal of this log is not readable")
+)

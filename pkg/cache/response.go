@@ -1,0 +1,351 @@
+// Copyright The edgehub Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cache
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"k8s.io/apiserver/pkg/authentication/user"
+
+	"github.com/edgehub/edgehub/pkg/cache/journal"
+	"github.com/edgehub/edgehub/pkg/codec"
+)
+
+// A Response is a whole response as it was recorded.
+type Response struct {
+	ContentType string
+	ETag        string
+	Body        []byte    // not to be changed
+	Time        time.Time // when it was recorded
+}
+
+// responseMeta is what the disk says of a whole response besides its body.
+type responseMeta struct {
+	Path        string `json:"path"`             // path and sorted query
+	Accept      string `json:"accept,omitempty"` // as it was asked for, in normal form
+	ContentType string `json:"type"`
+	ETag        string `json:"etag,omitempty"`
+	Time        int64  `json:"time"` // Unix seconds
+}
+
+func (m responseMeta) id() string { return m.Path + "\n" + m.Accept }
+
+// A record is a whole response in a log.
+type record struct {
+	responseMeta
+	body []byte // until it is on disk
+	ref  journal.Ref
+	used time.Time
+}
+
+func (r *record) entry() journal.Entry {
+	meta, err := json.Marshal(r.responseMeta)
+	if err != nil {
+		panic(err) // strings and a number
+	}
+	return journal.Entry{Kind: entryResponse, Meta: meta}
+}
+
+func (l *log) responsePlace(r *record) string {
+	return l.name.Identity + "\n" + l.name.gvr().String() + "\n" + l.name.Class + "\n" + r.id()
+}
+
+// putResponse keeps a response, in place of an older one to the same question.
+func (l *log) putResponse(m responseMeta, body []byte) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if old := l.responses[m.id()]; old != nil && old.ETag != "" && old.ETag == m.ETag && old.ContentType == m.ContentType {
+		old.used = l.c.now()
+		return // nothing new, nothing written
+	}
+	if old := l.responses[m.id()]; old != nil && l.name.Class == "" && l.sameBody(old, body) {
+		old.used = l.c.now()
+		return
+	}
+	r := &record{responseMeta: m, body: body, used: l.c.now()}
+	l.responses[m.id()] = r
+	l.dirtyResp[m.id()] = r
+	l.touch(true)
+}
+
+// holds reports whether a response is recorded with an entity tag.
+func (l *log) holds(id, tag string) bool {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	r := l.responses[id]
+	return r != nil && r.ETag == tag
+}
+
+func (l *log) sameBody(r *record, body []byte) bool {
+	old, err := l.readResponseLocked(r)
+	return err == nil && bytes.Equal(old, body)
+}
+
+func (l *log) readResponseLocked(r *record) ([]byte, error) {
+	if r.body != nil {
+		return r.body, nil
+	}
+	v := l.view()
+	if v == nil {
+		return nil, errNoJournal
+	}
+	defer v.Close()
+	b, err := v.Read(r.ref, nil)
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", r.Path, err)
+	}
+	if l.name.sealed() {
+		return l.c.sealer.open(b, l.responsePlace(r))
+	}
+	return b, nil
+}
+
+// response returns what was recorded under an id.
+func (l *log) response(id string) (Response, bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	r := l.responses[id]
+	if r == nil {
+		return Response{}, false
+	}
+	body, err := l.readResponseLocked(r)
+	if err != nil {
+		l.c.metrics.damaged.Inc()
+		l.forgetResponse(r)
+		return Response{}, false
+	}
+	r.used = l.c.now()
+	return Response{ContentType: r.ContentType, ETag: r.ETag, Body: body, Time: time.Unix(r.Time, 0)}, true
+}
+
+func (l *log) forgetResponse(r *record) {
+	delete(l.responses, r.id())
+	delete(l.dirtyResp, r.id())
+	e := r.entry()
+	e.Kind = entryForget
+	l.dropped = append(l.dropped, e)
+	l.touch(true)
+}
+
+// PutResponse keeps a small whole record of a user under a key, encrypted at
+// rest. The class names what it is, from a closed set. An older one under the
+// same key is replaced. The body is the cache's from here on.
+func (c *Cache) PutResponse(u user.Info, class, key string, r Response) {
+	if len(r.Body) > c.cfg.MaxResponseBytes {
+		c.metrics.abandoned.WithLabelValues("too large").Inc()
+		return
+	}
+	l := c.logOf(logName{User: u.GetName(), Identity: identityOf(u, nil), Class: class})
+	l.putResponse(responseMeta{Path: key, ContentType: r.ContentType, ETag: r.ETag, Time: r.Time.Unix()}, r.Body)
+}
+
+// Response returns what PutResponse has kept for that user, class and key.
+func (c *Cache) Response(u user.Info, class, key string) (Response, bool) {
+	l := c.logOf(logName{User: u.GetName(), Identity: identityOf(u, nil), Class: class})
+	return l.response(responseMeta{Path: key}.id())
+}
+
+// recordable reports whether a non-resource path is worth recording.
+func recordable(path string) bool {
+	for _, p := range []string{"/api", "/apis", "/openapi"} {
+		if path == p || strings.HasPrefix(path, p+"/") {
+			return true
+		}
+	}
+	return path == "/version" || path == "/version/" || path == "/openid/v1/jwks" || path == "/.well-known/openid-configuration"
+}
+
+// normalQuery writes a query in one order; timeouts say nothing about the answer.
+func normalQuery(u *url.URL) string {
+	q := u.Query()
+	q.Del("timeout")
+	q.Del("timeoutSeconds")
+	if len(q) == 0 {
+		return u.Path
+	}
+	return u.Path + "?" + q.Encode()
+}
+
+func normalAccept(accepted []codec.Accepted) string {
+	parts := make([]string, 0, len(accepted))
+	for _, a := range accepted {
+		if a.Other != "" {
+			parts = append(parts, a.Other)
+		} else {
+			parts = append(parts, a.Representation.String())
+		}
+	}
+	return strings.Join(parts, ",")
+}
+
+// roundTripResponse answers what is recorded as a whole: from upstream, and when
+// that is away, from the record.
+func (c *Cache) roundTripResponse(req *http.Request, name logName, accepted []codec.Accepted) (*http.Response, error) {
+	meta := responseMeta{Path: normalQuery(req.URL), Accept: normalAccept(accepted)}
+	if tag := req.Header.Get("If-None-Match"); tag != "" && !c.logOf(name).holds(meta.id(), tag) {
+		// The client has it from another time; the record has not.
+		req = req.Clone(req.Context())
+		req.Header.Del("If-None-Match")
+	}
+	resp, err := c.pass(req)
+	if err == nil {
+		if resp.StatusCode == http.StatusOK {
+			meta.ContentType, meta.ETag = resp.Header.Get("Content-Type"), resp.Header.Get("ETag")
+			c.recordResponse(resp, name, meta)
+		}
+		c.revoke(resp, name)
+		return resp, nil
+	}
+	if !c.unavailable(err) {
+		return nil, err
+	}
+	l := c.logOf(name)
+	r, ok := l.response(meta.id())
+	if !ok {
+		r, ok = l.anyResponse(meta.Path, accepted)
+	}
+	if !ok {
+		return nil, err
+	}
+	return c.replayResponse(req, r), nil
+}
+
+// anyResponse finds an answer to the same question in another representation
+// that the client accepts as well.
+func (l *log) anyResponse(path string, accepted []codec.Accepted) (Response, bool) {
+	l.mu.RLock()
+	var ids []string
+	for id, r := range l.responses {
+		if r.Path == path && acceptable(r.ContentType, accepted) {
+			ids = append(ids, id)
+		}
+	}
+	l.mu.RUnlock()
+	slices.Sort(ids)
+	for _, id := range ids {
+		if r, ok := l.response(id); ok {
+			return r, true
+		}
+	}
+	return Response{}, false
+}
+
+func acceptable(contentType string, accepted []codec.Accepted) bool {
+	have := codec.ParseAccept([]string{contentType})
+	return len(have) == 1 && slices.Contains(accepted, have[0])
+}
+
+func (c *Cache) recordResponse(resp *http.Response, name logName, meta responseMeta) {
+	meta.Time = c.now().Unix()
+	resp.Body = &capture{body: resp.Body, limit: c.cfg.MaxResponseBytes, done: func(body []byte, whole bool) {
+		if !whole {
+			c.metrics.abandoned.WithLabelValues("incomplete").Inc()
+			return
+		}
+		c.logOf(name).putResponse(meta, body)
+	}}
+}
+
+func (c *Cache) replayResponse(req *http.Request, r Response) *http.Response {
+	resp := c.newResponse(req, r.ContentType, sourceReplay)
+	if r.ETag != "" {
+		resp.Header.Set("ETag", r.ETag)
+		resp.Header.Set("Vary", "Accept")
+		if slices.Contains(strings.Split(strings.ReplaceAll(req.Header.Get("If-None-Match"), " ", ""), ","), r.ETag) {
+			resp.StatusCode, resp.Status = http.StatusNotModified, "304 Not Modified"
+			resp.Body = http.NoBody
+			return resp
+		}
+	}
+	setBody(resp, r.Body)
+	return resp
+}
+
+// newResponse starts a 200 of the cache's own.
+func (c *Cache) newResponse(req *http.Request, contentType, source string) *http.Response {
+	h := http.Header{}
+	h.Set("Content-Type", contentType)
+	h.Set("Cache-Control", "no-cache, private")
+	h.Set(SourceHeader, source)
+	if source == sourceReplay {
+		h.Add("Warning", `110 edgehub "the link to the API server is down: this is the last recorded state"`)
+		if strings.HasPrefix(req.UserAgent(), "kubectl") {
+			h.Add("Warning", `299 edgehub "the link to the API server is down: this is the last recorded state"`)
+		}
+	}
+	return &http.Response{
+		Status: "200 OK", StatusCode: http.StatusOK, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
+		Header: h, Body: http.NoBody, ContentLength: -1, Request: req,
+	}
+}
+
+func setBody(resp *http.Response, body []byte) {
+	resp.Body = io.NopCloser(bytes.NewReader(body))
+	resp.ContentLength = int64(len(body))
+	resp.Header.Set("Content-Length", strconv.Itoa(len(body)))
+}
+
+// A capture copies a body while somebody else reads it. It never slows the
+// reader; beyond the limit it lets go and goes on passing bytes.
+type capture struct {
+	body   io.ReadCloser
+	buf    bytes.Buffer
+	limit  int
+	failed bool
+	done   func(body []byte, whole bool) // called once
+}
+
+func (t *capture) Read(p []byte) (int, error) {
+	n, err := t.body.Read(p)
+	if n > 0 && !t.failed {
+		if t.buf.Len()+n > t.limit {
+			t.failed = true
+			t.buf = bytes.Buffer{}
+		} else {
+			t.buf.Write(p[:n])
+		}
+	}
+	if err != nil {
+		t.finish(err == io.EOF)
+	}
+	return n, err
+}
+
+func (t *capture) Close() error {
+	t.finish(false)
+	return t.body.Close()
+}
+
+func (t *capture) finish(whole bool) {
+	if done := t.done; done != nil {
+		t.done = nil
+		done(t.buf.Bytes(), whole && !t.failed)
+	}
+}
+
+// revoke ends a user's right to what is cached of a resource, because the API
+// server has just said that there is none.
+func (c *Cache) revoke(resp *http.Response, name logName) {
+	if resp.StatusCode != http.StatusForbidden && resp.StatusCode != http.StatusUnauthorized {
+		return
+	}
+	l := c.logOf(name)
+	path := normalQuery(resp.Request.URL)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, r := range l.responses {
+		if r.Path == path {
+			l.forgetResponse(r)
+		}
+	}
+}

@@ -1,0 +1,298 @@
+// Copyright The edgehub Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cache
+
+import (
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/watch"
+
+	"github.com/edgehub/edgehub/pkg/cache/journal"
+	"github.com/edgehub/edgehub/pkg/codec"
+)
+
+// maxTombstones bounds how many deletions a scope remembers for those who
+// resume; older ones give way, and who resumes before them gets a 410.
+const maxTombstones = 512
+
+// An object is one version of one object, or its tombstone. It is never changed
+// once it is in a scope, but for where its bytes are: a new version is a new
+// object. ref and bare are guarded by the log's lock.
+type object struct {
+	key        string // namespace + "/" + name: the API server's order
+	rv         string // a tombstone's: of the deletion
+	added      string // resourceVersion at which the scope first held the name
+	generation int64
+	deleted    bool
+
+	bare []byte      // until it is on disk
+	ref  journal.Ref // once it is
+}
+
+func objectKey(namespace, name string) string { return namespace + "/" + name }
+
+func (o *object) namespace() string { ns, _, _ := strings.Cut(o.key, "/"); return ns }
+func (o *object) name() string      { _, n, _ := strings.Cut(o.key, "/"); return n }
+
+// newObject reads the metadata of a bare object that the caller gives away.
+func newObject(rep codec.Representation, bare []byte) (*object, codec.Meta, error) {
+	m, err := codec.ReadMeta(rep, bare)
+	if err != nil {
+		return nil, m, err
+	}
+	if m.Name == "" || !validRV(m.ResourceVersion) {
+		return nil, m, errNotAnObject
+	}
+	o := &object{key: objectKey(m.Namespace, m.Name), rv: m.ResourceVersion, generation: m.Generation, bare: bare}
+	o.added = o.rv
+	return o, m, nil
+}
+
+// A scope is the state of what one list or watch asked for. All fields are
+// guarded by its log's lock.
+type scope struct {
+	log *log
+	id  uint32
+	key Key
+	// single marks the record of objects that were fetched or written one by
+	// one: it is never complete, and answers nothing but GETs.
+	single bool
+
+	shape    codec.Shape
+	objects  map[string]*object
+	tombs    []*object // in resourceVersion order
+	rv       string    // at which the state is complete
+	reach    string    // resuming is possible from here on
+	complete bool
+	// fed is true while a live feed vouches for the state, and after it for as
+	// long as it is the link that keeps the feed away.
+	fed    bool
+	pinned bool // reopen the feed at start
+	used   time.Time
+
+	feed     *feed
+	watchers map[*watcher]struct{}
+
+	dirty      map[string]*object // changed since the last flush
+	dirtyTombs []*object
+	dirtyState bool
+	clearDisk  bool // what the disk holds of the scope is to be dropped first
+	onDisk     bool // the disk holds something of the scope
+}
+
+// An event is a change, as all watchers of a scope share it.
+type event struct {
+	kind watch.EventType // ADDED, MODIFIED, DELETED, BOOKMARK
+	rv   string
+	bare []byte
+}
+
+// apply takes one event of the feed into the state and hands it on. Events at or
+// below the scope's resourceVersion are dropped: a list has said it already.
+func (s *scope) apply(kind watch.EventType, o *object) {
+	if compareRV(o.rv, s.rv) <= 0 {
+		return
+	}
+	if kind == watch.Deleted {
+		s.bury(o)
+	} else {
+		kind = s.put(o)
+	}
+	s.advance(o.rv)
+	s.send(&event{kind: kind, rv: o.rv, bare: o.bare})
+}
+
+// put makes o the version of its name and returns how a watcher sees that.
+func (s *scope) put(o *object) watch.EventType {
+	kind, urgent := watch.Added, true
+	if old := s.objects[o.key]; old != nil {
+		kind, o.added = watch.Modified, old.added
+		urgent = o.generation == 0 || o.generation != old.generation
+	}
+	s.objects[o.key] = o
+	s.dirty[o.key] = o
+	s.log.touch(urgent)
+	return kind
+}
+
+// bury turns the name of o into a tombstone. o holds the last state with the
+// deletion's resourceVersion.
+func (s *scope) bury(o *object) {
+	o.deleted = true
+	delete(s.objects, o.key)
+	delete(s.dirty, o.key)
+	s.tombs = append(s.tombs, o)
+	s.dirtyTombs = append(s.dirtyTombs, o)
+	if n := len(s.tombs) - maxTombstones; n > 0 {
+		s.reach = s.tombs[n-1].rv
+		s.tombs = slices.Delete(s.tombs, 0, n)
+	}
+	s.log.touch(true)
+}
+
+// advance moves the scope's resourceVersion on. On disk that alone is not urgent.
+func (s *scope) advance(rv string) {
+	if compareRV(rv, s.rv) > 0 {
+		s.rv = rv
+		s.dirtyState = true
+		s.log.touch(false)
+	}
+}
+
+func (s *scope) send(e *event) {
+	for w := range s.watchers {
+		w.offer(e)
+	}
+}
+
+// replace makes the scope exactly what a list at rv said, and hands the
+// difference on: what is new in resourceVersion order, then what is gone, each
+// at the list's resourceVersion, then a bookmark. listed is what the list held,
+// by key; entries that the scope has already may be the scope's own.
+func (s *scope) replace(shape codec.Shape, rv string, listed map[string]*object) error {
+	if s.complete && compareRV(rv, s.rv) <= 0 {
+		return nil
+	}
+	first := !s.complete
+	if first {
+		s.reset()
+		s.reach = rv
+	}
+	s.setShape(shape)
+	var changed []*object
+	for key, o := range listed {
+		if old := s.objects[key]; old == nil || old.rv != o.rv {
+			changed = append(changed, o)
+		}
+	}
+	slices.SortFunc(changed, func(a, b *object) int { return compareRV(a.rv, b.rv) })
+	for _, o := range changed {
+		kind := s.put(o)
+		s.send(&event{kind: kind, rv: o.rv, bare: o.bare})
+	}
+	if err := s.buryMissing(rv, listed); err != nil {
+		return err
+	}
+	s.complete = true
+	s.rv = rv
+	s.dirtyState = true
+	s.log.touch(first)
+	s.send(&event{kind: watch.Bookmark, rv: rv})
+	return nil
+}
+
+// setShape takes over what a list or watch said of its objects. A watch does not
+// tell the kind of the list; it is the object's with List behind it.
+func (s *scope) setShape(shape codec.Shape) {
+	if shape.ListKind == "" {
+		shape.ListKind = shape.Kind + "List"
+	}
+	s.shape = shape
+}
+
+// buryMissing deletes what the list at rv did not hold. Their DELETED carries the
+// list's resourceVersion, because a reflector resumes from it.
+func (s *scope) buryMissing(rv string, listed map[string]*object) error {
+	var gone []*object
+	for key, o := range s.objects {
+		if listed[key] == nil {
+			gone = append(gone, o)
+		}
+	}
+	slices.SortFunc(gone, func(a, b *object) int { return strings.Compare(a.key, b.key) })
+	for _, old := range gone {
+		bare, err := s.readOne(old)
+		if err != nil {
+			return err
+		}
+		if bare, err = codec.SetResourceVersion(s.key.Representation, bare, rv); err != nil {
+			return err
+		}
+		s.bury(&object{key: old.key, rv: rv, added: old.added, generation: old.generation, bare: bare})
+		s.send(&event{kind: watch.Deleted, rv: rv, bare: bare})
+	}
+	return nil
+}
+
+// reset forgets the state, in memory and with the next flush on disk.
+func (s *scope) reset() {
+	s.objects = map[string]*object{}
+	s.dirty = map[string]*object{}
+	s.tombs, s.dirtyTombs = nil, nil
+	s.rv, s.reach = "", ""
+	s.complete, s.fed = false, false
+	s.clearDisk = s.onDisk
+	s.dirtyState = true
+	s.log.touch(true)
+}
+
+// A window is what a watcher gets before it follows the feed.
+type window struct {
+	items []windowItem
+	view  *journal.View
+}
+
+type windowItem struct {
+	kind watch.EventType
+	bare []byte
+	ref  journal.Ref
+	key  string
+}
+
+// initial returns the whole state as ADDED, in key order.
+func (s *scope) initial() window {
+	w := window{view: s.log.view(), items: make([]windowItem, 0, len(s.objects))}
+	for _, o := range s.objects {
+		w.items = append(w.items, windowItem{kind: watch.Added, bare: o.bare, ref: o.ref, key: o.key})
+	}
+	slices.SortFunc(w.items, func(a, b windowItem) int { return strings.Compare(a.key, b.key) })
+	return w
+}
+
+// since returns what happened after rv, in resourceVersion order: the objects
+// that are newer, and the deletions. Versions in between are gone.
+func (s *scope) since(rv string) window {
+	var newer []*object
+	for _, o := range s.objects {
+		if compareRV(o.rv, rv) > 0 {
+			newer = append(newer, o)
+		}
+	}
+	for _, o := range s.tombs {
+		if compareRV(o.rv, rv) > 0 {
+			newer = append(newer, o)
+		}
+	}
+	slices.SortStableFunc(newer, func(a, b *object) int { return compareRV(a.rv, b.rv) })
+	w := window{view: s.log.view(), items: make([]windowItem, 0, len(newer))}
+	for _, o := range newer {
+		kind := watch.Modified
+		switch {
+		case o.deleted:
+			kind = watch.Deleted
+		case compareRV(o.added, rv) > 0:
+			kind = watch.Added
+		}
+		w.items = append(w.items, windowItem{kind: kind, bare: o.bare, ref: o.ref, key: o.key})
+	}
+	return w
+}
+
+// readItem returns the bytes of an item of a window; dst is reused for those on
+// disk.
+func (s *scope) readItem(w *window, i windowItem, dst []byte) ([]byte, error) {
+	if i.bare != nil {
+		return i.bare, nil
+	}
+	return s.openObject(w.view, i.key, i.ref, dst)
+}
+
+func (w *window) close() {
+	if w.view != nil {
+		w.view.Close()
+		w.view = nil
+	}
+}

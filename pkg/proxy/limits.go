@@ -1,0 +1,192 @@
+// Copyright The edgehub Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package proxy
+
+import (
+	"context"
+	"net/http"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+)
+
+// WithDeadline bounds requests that end by themselves. A client may ask for less
+// by ?timeout=, as at the API server; more is cut to limit.
+func WithDeadline(limit time.Duration) Middleware {
+	return func(next http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+			if isLongRunning(req) {
+				next.ServeHTTP(w, req)
+				return
+			}
+			timeout := limit
+			if asked := req.URL.Query().Get("timeout"); asked != "" {
+				d, err := time.ParseDuration(asked)
+				if err != nil || d < 0 {
+					writeError(w, req, apierrors.NewBadRequest("timeout must be a duration such as 30s"))
+					return
+				}
+				if d > 0 {
+					timeout = min(limit, d)
+				}
+			}
+			ctx, cancel := context.WithTimeout(req.Context(), timeout)
+			defer cancel()
+			next.ServeHTTP(w, req.WithContext(ctx))
+		})
+	}
+}
+
+// WithMaxInFlight bounds how many requests, and apart from them how many streams,
+// are served at once. One more is answered 429 and may try again after a second.
+// The limits hold for the handlers made by one call of this function.
+func WithMaxInFlight(requests, streams int, m *metrics) Middleware {
+	requestPlaces, streamPlaces := make(chan struct{}, requests), make(chan struct{}, streams)
+	return func(next http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+			places, reason := requestPlaces, "requests_limit"
+			if isLongRunning(req) {
+				places, reason = streamPlaces, "streams_limit"
+			}
+			select {
+			case places <- struct{}{}:
+				defer func() { <-places }()
+				next.ServeHTTP(w, req)
+			default:
+				m.refused.WithLabelValues(reason).Inc()
+				writeError(w, req, apierrors.NewTooManyRequests("edgehub: too many requests in flight, try again", 1))
+			}
+		})
+	}
+}
+
+// WithMaxBody bounds request bodies to limit bytes, as the API server does. What
+// is proxied or upgraded is a stream and has no bound there either.
+func WithMaxBody(limit int64) Middleware {
+	return func(next http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+			if info := infoFrom(req); isUpgrade(req) || info.Verb == "proxy" || info.Subresource == "proxy" {
+				next.ServeHTTP(w, req)
+				return
+			}
+			if req.ContentLength > limit {
+				writeError(w, req, &http.MaxBytesError{Limit: limit})
+				return
+			}
+			if req.Body != nil && req.Body != http.NoBody {
+				r := *req
+				r.Body = http.MaxBytesReader(w, req.Body, limit)
+				req = &r
+			}
+			next.ServeHTTP(w, req)
+		})
+	}
+}
+
+// WithDrain lets shutdown wait for requests that end by themselves, and end streams.
+func WithDrain(d *drain) Middleware {
+	return func(next http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+			if !isLongRunning(req) {
+				d.requests.add()
+				defer d.requests.done()
+				next.ServeHTTP(w, req)
+				return
+			}
+			ctx, cancel := context.WithCancel(req.Context())
+			defer cancel()
+			d.streams.add()
+			defer d.streams.done()
+			forget := d.endWith(cancel)
+			defer forget()
+			next.ServeHTTP(w, req.WithContext(ctx))
+		})
+	}
+}
+
+// drain knows what is being served.
+type drain struct {
+	requests, streams *counter
+
+	mu      sync.Mutex // guards what follows
+	ended   bool
+	cancels map[int]context.CancelFunc
+	next    int
+}
+
+func newDrain() *drain {
+	return &drain{requests: newCounter(), streams: newCounter(), cancels: map[int]context.CancelFunc{}}
+}
+
+// endWith makes endStreams call cancel, until forget is called.
+func (d *drain) endWith(cancel context.CancelFunc) (forget func()) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.ended {
+		cancel()
+	}
+	d.next++
+	key := d.next
+	d.cancels[key] = cancel
+	return func() {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		delete(d.cancels, key)
+	}
+}
+
+// endStreams cancels every stream, those to come too.
+func (d *drain) endStreams() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.ended = true
+	for _, cancel := range d.cancels {
+		cancel()
+	}
+}
+
+func (d *drain) waitRequests(ctx context.Context) { d.requests.wait(ctx) }
+func (d *drain) waitStreams(ctx context.Context)  { d.streams.wait(ctx) }
+
+// counter is a sync.WaitGroup that may be added to while it is waited for.
+type counter struct {
+	mu   sync.Mutex // guards what follows
+	n    int
+	zero chan struct{} // closed while n is 0
+}
+
+func newCounter() *counter {
+	c := &counter{zero: make(chan struct{})}
+	close(c.zero)
+	return c
+}
+
+func (c *counter) add() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.n == 0 {
+		c.zero = make(chan struct{})
+	}
+	c.n++
+}
+
+func (c *counter) done() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.n--; c.n == 0 {
+		close(c.zero)
+	}
+}
+
+// wait returns when the count is 0, or ctx ends.
+func (c *counter) wait(ctx context.Context) {
+	c.mu.Lock()
+	zero := c.zero
+	c.mu.Unlock()
+	select {
+	case <-zero:
+	case <-ctx.Done():
+	}
+}

@@ -1,0 +1,198 @@
+// Copyright The edgehub Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package proxy
+
+import (
+	"bufio"
+	"context"
+	"net"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apiserver/pkg/endpoints/request"
+)
+
+type metrics struct {
+	requests *prometheus.CounterVec
+	duration *prometheus.HistogramVec
+	inFlight *prometheus.GaugeVec
+	refused  *prometheus.CounterVec
+	bytes    prometheus.Counter
+	panics   prometheus.Counter
+}
+
+func newMetrics(reg prometheus.Registerer) *metrics {
+	m := &metrics{
+		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "edgehub_proxy_requests_total",
+			Help: "Requests answered, by where the answer came from: upstream, feed (a live copy), replay (a record, the link is down) or local (made here). Code aborted: the stream was broken off.",
+		}, []string{"verb", "resource", "code", "source"}),
+		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name:    "edgehub_proxy_request_duration_seconds",
+			Help:    "Time to answer requests that end by themselves (no watches, logs, upgrades).",
+			Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60},
+		}, []string{"verb", "source"}),
+		inFlight: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "edgehub_proxy_requests_in_flight",
+			Help: "Requests being served: kind request ends by itself, kind stream lasts as long as the client wants.",
+		}, []string{"kind"}),
+		refused: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "edgehub_proxy_refused_total",
+			Help: "Requests refused before they were looked at: not_canonical (path, query or headers with more than one meaning), requests_limit and streams_limit (too many in flight).",
+		}, []string{"reason"}),
+		bytes: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "edgehub_proxy_response_bytes_total",
+			Help: "Bytes of response bodies sent to clients, without upgraded connections.",
+		}),
+		panics: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "edgehub_proxy_panics_total",
+			Help: "Panics while serving that were caught. Each is a bug.",
+		}),
+	}
+	if reg != nil {
+		reg.MustRegister(m.requests, m.duration, m.inFlight, m.refused, m.bytes, m.panics)
+	}
+	return m
+}
+
+func (m *metrics) observeRefused() { m.refused.WithLabelValues("not_canonical").Inc() }
+
+// WithMetrics counts what passes. It needs the RequestInfo, and sees the status
+// code that the client sees, also that of an aborted stream.
+func WithMetrics(m *metrics) Middleware {
+	return func(next http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+			r, ok := w.(*response)
+			if !ok {
+				r = &response{ResponseWriter: w}
+			}
+			kind := "request"
+			if isLongRunning(req) {
+				kind = "stream"
+			}
+			inFlight := m.inFlight.WithLabelValues(kind)
+			inFlight.Inc()
+			start, finished := time.Now(), false
+			defer func() {
+				inFlight.Dec()
+				code := "aborted"
+				if finished {
+					code = codeLabel(r.code)
+				}
+				verb, resource := labels(infoFrom(req))
+				m.requests.WithLabelValues(verb, resource, code, r.sourceLabel()).Inc()
+				if kind == "request" {
+					m.duration.WithLabelValues(verb, r.sourceLabel()).Observe(time.Since(start).Seconds())
+				}
+				m.bytes.Add(float64(r.bytes))
+			}()
+			next.ServeHTTP(r, req.WithContext(withResponse(req.Context(), r)))
+			finished = true
+		})
+	}
+}
+
+// response notes what is sent. Everything else goes to the writer below it.
+type response struct {
+	http.ResponseWriter
+	code   int
+	bytes  int64
+	source string
+}
+
+// Unwrap is for http.ResponseController, which flushes and hijacks through it.
+func (r *response) Unwrap() http.ResponseWriter { return r.ResponseWriter }
+
+func (r *response) begun() bool { return r.code != 0 }
+
+func (r *response) sourceLabel() string {
+	if r.source == "" {
+		return "local" // no transport was asked
+	}
+	return r.source
+}
+
+func (r *response) WriteHeader(code int) {
+	if r.code == 0 && code >= 200 { // 1xx: the answer is still to come
+		r.code = code
+	}
+	r.ResponseWriter.WriteHeader(code)
+}
+
+func (r *response) Write(p []byte) (int, error) {
+	if r.code == 0 {
+		r.code = http.StatusOK
+	}
+	n, err := r.ResponseWriter.Write(p)
+	r.bytes += int64(n)
+	return n, err
+}
+
+// Hijack is what ReverseProxy does with an upgraded connection; its 101 does not
+// pass WriteHeader.
+func (r *response) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	conn, rw, err := http.NewResponseController(r.ResponseWriter).Hijack()
+	if err == nil {
+		r.code = http.StatusSwitchingProtocols
+	}
+	return conn, rw, err
+}
+
+type responseKey struct{}
+
+func withResponse(ctx context.Context, r *response) context.Context {
+	return context.WithValue(ctx, responseKey{}, r)
+}
+
+// responseFrom is the response under way, or nil outside WithMetrics.
+func responseFrom(ctx context.Context) *response {
+	r, _ := ctx.Value(responseKey{}).(*response)
+	return r
+}
+
+func codeLabel(code int) string {
+	switch {
+	case code == 0:
+		return "200" // net/http's, for a handler that wrote nothing
+	case code < 100 || code > 599:
+		return "other"
+	}
+	return strconv.Itoa(code)
+}
+
+// labels are from closed sets: what a client can make up becomes "other".
+func labels(info *request.RequestInfo) (verb, resource string) {
+	verb, resource = info.Verb, info.Resource
+	if !knownVerbs.Has(verb) {
+		verb = "other"
+	}
+	switch {
+	case !info.IsResourceRequest:
+		resource = "none"
+	case !knownResources.Has(resource):
+		resource = "other"
+	}
+	return verb, resource
+}
+
+var knownVerbs = sets.New("get", "list", "watch", "create", "update", "patch", "delete", "deletecollection", "proxy", "post", "put", "head", "options")
+
+// knownResources are Kubernetes' own by name, whatever their group, and the
+// NodePools. Custom resources are "other".
+var knownResources = sets.New(
+	"apiservices", "bindings", "certificatesigningrequests", "clusterrolebindings", "clusterroles", "clustertrustbundles", "componentstatuses",
+	"configmaps", "controllerrevisions", "cronjobs", "csidrivers", "csinodes", "csistoragecapacities", "customresourcedefinitions", "daemonsets",
+	"deployments", "deviceclasses", "devicetaintrules", "endpoints", "endpointslices", "events", "flowschemas", "horizontalpodautoscalers",
+	"ingressclasses", "ingresses", "ipaddresses", "jobs", "leasecandidates", "leases", "limitranges", "localsubjectaccessreviews",
+	"mutatingadmissionpolicies", "mutatingadmissionpolicybindings", "mutatingwebhookconfigurations", "namespaces", "networkpolicies", "nodepools",
+	"nodes", "persistentvolumeclaims", "persistentvolumes", "podcertificaterequests", "poddisruptionbudgets", "pods", "podtemplates",
+	"priorityclasses", "prioritylevelconfigurations", "replicasets", "replicationcontrollers", "resourceclaims", "resourceclaimtemplates",
+	"resourcequotas", "resourceslices", "rolebindings", "roles", "runtimeclasses", "secrets", "selfsubjectaccessreviews", "selfsubjectreviews",
+	"selfsubjectrulesreviews", "serviceaccounts", "servicecidrs", "services", "statefulsets", "storageclasses", "storageversionmigrations",
+	"storageversions", "subjectaccessreviews", "tokenreviews", "validatingadmissionpolicies", "validatingadmissionpolicybindings",
+	"validatingwebhookconfigurations", "volumeattachments", "volumeattributesclasses", "workloads",
+)

@@ -1,0 +1,245 @@
+// Copyright The edgehub Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package conformance
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/dynamic/dynamicinformer"
+	"k8s.io/client-go/features"
+	featuretesting "k8s.io/client-go/features/testing"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/metadata/metadatainformer"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+
+	"github.com/edgehub/edgehub/test/controlplane"
+	"github.com/edgehub/edgehub/test/process"
+)
+
+// A kind of reflector: how a client-go informer is made from a configuration.
+type reflector struct {
+	name string
+	make func(c *rest.Config, tweak func(*metav1.ListOptions)) (map[string]cache.SharedIndexInformer, error)
+}
+
+func typed(contentType string) reflector {
+	return reflector{"typed " + contentType, func(c *rest.Config, tweak func(*metav1.ListOptions)) (map[string]cache.SharedIndexInformer, error) {
+		c.ContentType, c.AcceptContentTypes = contentType, contentType
+		if contentType == pb {
+			c.AcceptContentTypes = pb + "," + js
+		}
+		client, err := kubernetes.NewForConfig(c)
+		if err != nil {
+			return nil, err
+		}
+		f := informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithTweakListOptions(tweak))
+		return map[string]cache.SharedIndexInformer{
+			"configmaps": f.Core().V1().ConfigMaps().Informer(), "secrets": f.Core().V1().Secrets().Informer(), "pods": f.Core().V1().Pods().Informer(),
+			"services": f.Core().V1().Services().Informer(), "endpointslices": f.Discovery().V1().EndpointSlices().Informer(),
+		}, nil
+	}}
+}
+
+var untyped = map[string]schema.GroupVersionResource{
+	"configmaps": {Version: "v1", Resource: "configmaps"}, "widgets": widgets, "pods": {Version: "v1", Resource: "pods"},
+}
+
+var reflectors = []reflector{
+	typed(pb), typed(js),
+	{"dynamic", func(c *rest.Config, tweak func(*metav1.ListOptions)) (map[string]cache.SharedIndexInformer, error) {
+		client, err := dynamic.NewForConfig(c)
+		if err != nil {
+			return nil, err
+		}
+		f := dynamicinformer.NewFilteredDynamicSharedInformerFactory(client, 0, "", tweak)
+		m := map[string]cache.SharedIndexInformer{}
+		for name, gvr := range untyped {
+			m[name] = f.ForResource(gvr).Informer()
+		}
+		return m, nil
+	}},
+	{"metadata", func(c *rest.Config, tweak func(*metav1.ListOptions)) (map[string]cache.SharedIndexInformer, error) {
+		client, err := metadata.NewForConfig(c)
+		if err != nil {
+			return nil, err
+		}
+		f := metadatainformer.NewFilteredSharedInformerFactory(client, 0, "", tweak)
+		m := map[string]cache.SharedIndexInformer{}
+		for name, gvr := range untyped {
+			m[name] = f.ForResource(gvr).Informer()
+		}
+		return m, nil
+	}},
+}
+
+// contents returns the objects of a synced informer, as JSON by key.
+func contents(i cache.SharedIndexInformer) (map[string]string, error) {
+	m := map[string]string{}
+	for _, o := range i.GetStore().List() {
+		acc, err := meta.Accessor(o)
+		if err != nil {
+			return nil, err
+		}
+		b, err := json.Marshal(o)
+		if err != nil {
+			return nil, err
+		}
+		m[acc.GetNamespace()+"/"+acc.GetName()] = string(b)
+	}
+	return m, nil
+}
+
+// run starts informers and waits until they are synced.
+func run(ctx context.Context, set map[string]cache.SharedIndexInformer) error {
+	for _, i := range set {
+		go i.RunWithContext(ctx)
+	}
+	for name, i := range set {
+		if err := process.Poll(ctx, "informer of "+name+" is synced", process.Until(i.HasSynced)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// same waits until both sets of informers hold the same, at least of the
+// resourceVersions that the first holds.
+func same(t *testing.T, ctx context.Context, direct, through map[string]cache.SharedIndexInformer) {
+	t.Helper()
+	for name := range direct {
+		err := process.Poll(ctx, name+" are the same directly and through edgehub", func(context.Context) error {
+			want, err := contents(direct[name])
+			if err != nil {
+				return err
+			}
+			got, err := contents(through[name])
+			if err != nil {
+				return err
+			}
+			if d := cmp.Diff(want, got); d != "" || len(want) == 0 {
+				return fmt.Errorf("%d objects, (-direct +edgehub):\n%s", len(want), d)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestReflectors(t *testing.T) {
+	r := newRig(t)
+	for _, watchList := range []bool{true, false} {
+		for _, kind := range reflectors {
+			t.Run(fmt.Sprintf("%s, WatchList %v", kind.name, watchList), func(t *testing.T) {
+				featuretesting.SetFeatureDuringTest(t, features.WatchListClient, watchList)
+				r.t = t
+				r.reflect(kind)
+			})
+		}
+	}
+}
+
+// reflect runs informers online, through a cut, against a hub that was restarted
+// offline, and after the link is back.
+func (r *rig) reflect(kind reflector) {
+	t := r.t
+	ctx, cancel := context.WithTimeout(t.Context(), processPatience)
+	defer cancel()
+	all := func(*metav1.ListOptions) {}
+	direct, err := kind.make(r.cp.TokenConfig(admin), all)
+	if err != nil {
+		t.Fatal(err)
+	}
+	through, err := kind.make(r.hub.Through(r.cp.TokenConfig(admin)), all)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, set := range []map[string]cache.SharedIndexInformer{direct, through} {
+		if err := run(ctx, set); err != nil {
+			t.Fatal(err)
+		}
+	}
+	same(t, ctx, direct, through)
+	change(t, r.cp)
+	same(t, ctx, direct, through)
+
+	r.link.Cut()
+	change(t, r.cp)
+	if err := r.link.Heal(); err != nil {
+		t.Fatal(err)
+	}
+	same(t, ctx, direct, through)
+
+	// Informers that start while the link is cut and the hub is new.
+	r.link.Cut()
+	if err := r.hub.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.hub.Start(ctx); err != nil {
+		t.Fatal(err)
+	}
+	late, err := kind.make(r.hub.Through(r.cp.TokenConfig(admin)), all)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := run(ctx, late); err != nil {
+		t.Fatalf("offline, after a restart of edgehub: %v", err)
+	}
+	same(t, ctx, direct, late)
+	change(t, r.cp)
+	if err := r.link.Heal(); err != nil {
+		t.Fatal(err)
+	}
+	same(t, ctx, direct, late)
+	same(t, ctx, direct, through)
+}
+
+// change creates, changes and deletes some objects.
+func change(t *testing.T, cp *controlplane.ControlPlane) {
+	t.Helper()
+	ctx := t.Context()
+	maps := cp.Client.CoreV1().ConfigMaps("a")
+	m, err := maps.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{GenerateName: "new-"}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.Data = map[string]string{"changed": "yes"}
+	if _, err := maps.Update(ctx, m, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	list, err := maps.List(ctx, metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range list.Items {
+		if m.GenerateName != "" {
+			if err := maps.Delete(ctx, m.Name, metav1.DeleteOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			break
+		}
+	}
+	pods := cp.Client.CoreV1().Pods("b")
+	pod, err := pods.Get(ctx, "o-04", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	pod.Status.Message += "!"
+	if _, err := pods.UpdateStatus(ctx, pod, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
