@@ -22,6 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/klog/v2"
 
 	"github.com/edgehub/edgehub/pkg/cache/journal"
 )
@@ -40,6 +41,7 @@ type fakeServer struct {
 	rv       int
 	objects  map[string]fakeObject // by resource/namespace/name
 	history  []fakeEvent
+	all      []fakeEvent // history that is never forgotten
 	oldest   int // resourceVersion back to which history reaches
 	down     bool
 	changed  chan struct{}
@@ -113,11 +115,32 @@ func (f *fakeServer) del(key string) {
 
 func (f *fakeServer) record(e fakeEvent) {
 	f.history = append(f.history, e)
+	f.all = append(f.all, e)
 	for s := range f.streams {
 		if s.wants(e.key) {
 			fmt.Fprintf(s, "{\"type\":%q,\"object\":%s}\n", e.kind, fakeJSON(e.key, e.object, true))
 		}
 	}
+}
+
+// at returns namespace/name=text of what a list of prefix held at rv.
+func (f *fakeServer) at(prefix string, rv int) []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	state := map[string]fakeObject{}
+	for _, e := range f.all {
+		if e.object.rv > rv || !strings.HasPrefix(e.key, prefix) {
+			continue
+		}
+		if state[e.key] = e.object; e.kind == "DELETED" {
+			delete(state, e.key)
+		}
+	}
+	got := []string{}
+	for _, k := range sortedKeys(state) {
+		got = append(got, strings.SplitN(k, "/", 2)[1]+"="+state[k].text)
+	}
+	return got
 }
 
 // forget drops the history, as an API server that restarts does.
@@ -430,4 +453,10 @@ func (f *fakeServer) seen() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return slices.Clone(f.requests)
+}
+
+func TestMain(m *testing.M) {
+	klog.LogToStderr(false)
+	klog.SetOutput(io.Discard)
+	m.Run()
 }

@@ -380,7 +380,7 @@ func (f *feed) do(ctx context.Context, q url.Values) (*http.Response, error) {
 		return nil, err
 	}
 	req.Header = f.caller.credential.Clone()
-	req.Header.Set("Accept", f.scope.key.Accept(true))
+	req.Header.Set("Accept", f.scope.key.Accept(!q.Has("watch")))
 	req.Header.Set("User-Agent", "edgehub")
 	req = req.WithContext(request.WithUser(req.Context(), f.caller.user))
 	resp, err := l.c.cfg.Upstream.RoundTrip(req)

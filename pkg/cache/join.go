@@ -56,6 +56,8 @@ func (c *Cache) watch(req *http.Request, q query) (*http.Response, error) {
 	}
 }
 
+var errNotOffered = errors.New("no representation that the client accepts is offered")
+
 // refuse says offline what the API server says of options that contradict each
 // other.
 func (q *query) refuse() error {
@@ -83,6 +85,10 @@ type join struct {
 func (j *join) run() (*http.Response, error) {
 	j.l.mu.Lock()
 	s, err := j.scope()
+	if errors.Is(err, errNotOffered) {
+		j.l.mu.Unlock()
+		return j.c.pass(j.req) // the API server has the words for that
+	}
 	if err != nil {
 		j.l.mu.Unlock()
 		return nil, err
@@ -118,29 +124,36 @@ func (j *join) run() (*http.Response, error) {
 
 // scope finds the scope to follow, or makes it. The caller holds the log's lock.
 func (j *join) scope() (*scope, error) {
-	reps := j.q.representations()
-	if j.l.jsonOnly && len(reps) > 1 {
-		reps = slices.DeleteFunc(reps, func(r codec.Representation) bool { return r.Protobuf && r.Partial == "" })
-	}
-	if len(reps) == 0 {
-		return nil, errNotRecorded(j.q)
+	reps := j.l.offered(j.q)
+	up := j.c.cfg.Upstream.Up()
+	if up && len(reps) > 0 {
+		reps = reps[:1] // what the API server would choose
 	}
 	key := j.q.key
 	for _, rep := range reps {
 		key.Representation = rep
-		if s := j.l.scopes[key]; s != nil && (s.complete || s.feed != nil) {
+		if s := j.l.scopes[key]; s != nil && (up || s.complete) {
 			s.used = j.c.now()
 			return s, nil
 		}
 	}
-	if !j.c.cfg.Upstream.Up() {
+	if !up {
 		return nil, errNotRecorded(j.q)
 	}
-	key.Representation = reps[0]
-	if s := j.l.scopes[key]; s != nil {
-		return s, nil
+	if len(reps) == 0 {
+		return nil, errNotOffered
 	}
 	return j.l.newScope(key, false), nil
+}
+
+// offered returns the representations that the client accepts and the API server
+// has for the resource, as far as is known, best first. The caller holds mu.
+func (l *log) offered(q *query) []codec.Representation {
+	reps := q.representations()
+	if l.jsonOnly {
+		reps = slices.DeleteFunc(reps, func(r codec.Representation) bool { return r.Protobuf && r.Partial == "" })
+	}
+	return reps
 }
 
 // step looks once whether the watch can be served now; if not, it returns how

@@ -56,19 +56,21 @@ func (c *Cache) listFromFeed(req *http.Request, l *log, q *query) *http.Response
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	key := q.key
-	for _, rep := range q.representations() {
-		key.Representation = rep
-		s := l.scopes[key]
-		if s == nil || s.feed == nil || !s.feed.live || !s.complete || l.behind(s, o.ResourceVersion) {
-			continue
-		}
-		resp, err := c.serveList(req, s, key, sourceFeed)
-		if err == nil {
-			return resp
-		}
+	reps := l.offered(q)
+	if len(reps) == 0 {
+		return nil
 	}
-	return nil
+	key := q.key
+	key.Representation = reps[0]
+	s := l.scopes[key]
+	if s == nil || s.feed == nil || !s.feed.live || !s.complete || l.behind(s, o.ResourceVersion) {
+		return nil
+	}
+	resp, err := c.serveList(req, s, key, sourceFeed)
+	if err != nil {
+		return nil // the API server has it
+	}
+	return resp
 }
 
 // replayList answers while the link is down, from the newest scope of the user

@@ -338,11 +338,12 @@ func (r *replay) response(e journal.Entry, ref journal.Ref) error {
 
 // finish keeps what the replay can vouch for. A scope that may be short goes.
 func (r *replay) finish(logger klog.Logger) {
+	damaged := 0
 	for id, s := range r.byID {
 		if r.all || r.bad[id] || !s.single && !s.complete {
 			if r.all || r.bad[id] {
 				r.l.c.metrics.damaged.Inc()
-				logger.Info("Scope is damaged on disk and will be fetched again", "resource", r.l.name.gvr().String(), "scope", s.key.String())
+				damaged++
 			}
 			r.l.dropped = append(r.l.dropped, journal.Entry{Scope: id, Kind: entryDrop})
 			continue
@@ -357,6 +358,9 @@ func (r *replay) finish(logger klog.Logger) {
 			r.l.scopes[s.key] = s
 		}
 		r.l.jsonOnly = r.l.jsonOnly || s.shape.Unstructured
+	}
+	if damaged > 0 {
+		logger.Info("Scopes are damaged on disk and will be fetched again", "resource", r.l.name.gvr().String(), "user", r.l.name.User, "scopes", damaged)
 	}
 	if r.all || r.bad[0] {
 		// A record that was replaced may be back in its old version.

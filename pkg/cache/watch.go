@@ -40,7 +40,7 @@ type watcher struct {
 	queue   chan *event
 	cursor  string // the client has everything up to here
 
-	initial   bool // the client asked for initial events and their end
+	initial   bool // a bookmark is to end the initial events
 	bookmarks bool
 
 	last    []byte // a final frame, guarded by the log's lock
@@ -56,7 +56,7 @@ type watcher struct {
 func newWatcher(req *http.Request, s *scope, q *query) *watcher {
 	w := &watcher{
 		scope: s, feed: s.feed, shape: s.shape, ctx: req.Context(), queue: make(chan *event, watcherQueue),
-		initial: q.initialEvents(), bookmarks: q.opts.AllowWatchBookmarks,
+		initial: !q.resumes(), bookmarks: q.opts.AllowWatchBookmarks,
 		timeout: time.NewTimer(watchTimeout(q)),
 	}
 	switch {
@@ -168,7 +168,9 @@ func (w *watcher) fillWindow() error {
 	return nil
 }
 
-// endWindow says that the initial events are over, if the client asked for that.
+// endWindow says that the initial events are over. An API server that knows
+// WatchList does so for every watch that begins with the state and allows
+// bookmarks, also where sendInitialEvents was not asked for.
 func (w *watcher) endWindow(rv string) {
 	w.window.close()
 	w.window.items, w.next = nil, 0

@@ -51,38 +51,40 @@ func FuzzFrameReader(f *testing.F) {
 		b = append(b, c.frame(f, watch.Deleted, c.objects[1])...)
 		return c.shape.AppendBookmark(b, "7", true)
 	})
-	f.Fuzz(func(t *testing.T, in []byte, index uint8) {
-		rep := allRepresentations[int(index)%len(allRepresentations)]
-		read := func(r io.Reader) (frames []Frame, err error) {
-			for reader := NewFrameReader(r, rep, 1<<16); ; {
-				frame, err := reader.Next()
-				if err != nil {
-					return frames, err
-				}
-				frames = append(frames, frame)
-			}
-		}
-		frames, err := read(bytes.NewReader(in))
-		again, errAgain := read(iotest.OneByteReader(bytes.NewReader(in)))
-		if diff := cmp.Diff(frames, again); diff != "" || errors.Is(err, io.EOF) != errors.Is(errAgain, io.EOF) {
-			t.Fatalf("byte for byte %v and %v\n%s", err, errAgain, diff)
-		}
-		compareFrames(t, rep, in, frames)
-		for _, frame := range frames {
-			shape, bare, err := DecodeObject(rep, frame.Object)
+	f.Fuzz(checkFrameReader)
+}
+
+func checkFrameReader(t *testing.T, in []byte, index uint8) {
+	rep := allRepresentations[int(index)%len(allRepresentations)]
+	read := func(r io.Reader) (frames []Frame, err error) {
+		for reader := NewFrameReader(r, rep, 1<<16); ; {
+			frame, err := reader.Next()
 			if err != nil {
-				continue
+				return frames, err
 			}
-			back, err := NewFrameReader(bytes.NewReader(shape.AppendFrame(nil, frame.Type, bare)), rep, 1<<20).Next()
-			if err != nil {
-				t.Fatalf("AppendFrame() does not read back: %v", err)
-			}
-			shapeBack, bareBack, err := DecodeObject(rep, back.Object)
-			if err != nil || shapeBack != shape || !bytes.Equal(bareBack, bare) || back.Type != frame.Type {
-				t.Fatalf("AppendFrame() reads back as %v %q, %v, want %v %q", shapeBack, bareBack, err, shape, bare)
-			}
+			frames = append(frames, frame)
 		}
-	})
+	}
+	frames, err := read(bytes.NewReader(in))
+	again, errAgain := read(iotest.OneByteReader(bytes.NewReader(in)))
+	if diff := cmp.Diff(frames, again); diff != "" || errors.Is(err, io.EOF) != errors.Is(errAgain, io.EOF) {
+		t.Fatalf("byte for byte %v and %v\n%s", err, errAgain, diff)
+	}
+	compareFrames(t, rep, in, frames)
+	for _, frame := range frames {
+		shape, bare, err := DecodeObject(rep, frame.Object)
+		if err != nil {
+			continue
+		}
+		back, err := NewFrameReader(bytes.NewReader(shape.AppendFrame(nil, frame.Type, bare)), rep, 1<<20).Next()
+		if err != nil {
+			t.Fatalf("AppendFrame() does not read back: %v", err)
+		}
+		shapeBack, bareBack, err := DecodeObject(rep, back.Object)
+		if err != nil || shapeBack != shape || !bytes.Equal(bareBack, bare) || back.Type != frame.Type {
+			t.Fatalf("AppendFrame() reads back as %v %q, %v, want %v %q", shapeBack, bareBack, err, shape, bare)
+		}
+	}
 }
 
 // compareFrames decodes the same stream with the packages of apimachinery.
@@ -120,26 +122,28 @@ func compareFrames(t *testing.T, rep Representation, in []byte, frames []Frame) 
 
 func FuzzListDecoder(f *testing.F) {
 	addSeeds(f, func(c wireCase) []byte { return c.listOf(f, 2, metav1.ListMeta{ResourceVersion: "12", Continue: "c"}) })
-	f.Fuzz(func(t *testing.T, in []byte, index uint8) {
-		rep := allRepresentations[int(index)%len(allRepresentations)]
-		got, err := decodeList(rep, [][]byte{in})
-		for name, chunks := range chunkings(in) {
-			again, errAgain := decodeList(rep, chunks)
-			if diff := cmp.Diff(got, again); diff != "" || (err == nil) != (errAgain == nil) || errors.Is(err, ErrNotList) != errors.Is(errAgain, ErrNotList) {
-				t.Fatalf("%s: %v and %v\n%s", name, err, errAgain, diff)
-			}
+	f.Fuzz(checkListDecoder)
+}
+
+func checkListDecoder(t *testing.T, in []byte, index uint8) {
+	rep := allRepresentations[int(index)%len(allRepresentations)]
+	got, err := decodeList(rep, [][]byte{in})
+	for name, chunks := range chunkings(in) {
+		again, errAgain := decodeList(rep, chunks)
+		if diff := cmp.Diff(got, again); diff != "" || (err == nil) != (errAgain == nil) || errors.Is(err, ErrNotList) != errors.Is(errAgain, ErrNotList) {
+			t.Fatalf("%s: %v and %v\n%s", name, err, errAgain, diff)
 		}
-		if err != nil {
-			return
-		}
-		compareList(t, in, got)
-		built := buildList(got.List.Shape, got.List.ResourceVersion, got.Items)
-		again, err := decodeList(rep, [][]byte{built})
-		got.List.Continue, got.List.RemainingItemCount, got.List.Sharded = "", nil, false
-		if diff := cmp.Diff(got, again); diff != "" || err != nil {
-			t.Fatalf("AppendList does not read back: %v\n%s\n%q", err, diff, built)
-		}
-	})
+	}
+	if err != nil {
+		return
+	}
+	compareList(t, in, got)
+	built := buildList(got.List.Shape, got.List.ResourceVersion, got.Items)
+	again, err := decodeList(rep, [][]byte{built})
+	got.List.Continue, got.List.RemainingItemCount, got.List.Sharded = "", nil, false
+	if diff := cmp.Diff(got, again); diff != "" || err != nil {
+		t.Fatalf("AppendList does not read back: %v\n%s\n%q", err, diff, built)
+	}
 }
 
 // compareList decodes the same list with encoding/json or as protobuf.
@@ -252,77 +256,81 @@ func typedMeta(protobuf bool, bare []byte) (metav1.Object, error) {
 
 func FuzzReadMeta(f *testing.F) {
 	bareSeeds(f)
-	f.Fuzz(func(t *testing.T, bare []byte, protobuf bool) {
-		rep := Representation{Protobuf: protobuf}
-		got, err := ReadMeta(rep, bare)
-		_, _, errAnnotation := ReadAnnotation(rep, bare, "note")
-		if err != nil {
-			return
+	f.Fuzz(checkReadMeta)
+}
+
+func checkReadMeta(t *testing.T, bare []byte, protobuf bool) {
+	rep := Representation{Protobuf: protobuf}
+	got, err := ReadMeta(rep, bare)
+	_, _, errAnnotation := ReadAnnotation(rep, bare, "note")
+	if err != nil {
+		return
+	}
+	if !protobuf && !json.Valid(bare) {
+		t.Fatalf("ReadMeta() takes what is no JSON")
+	}
+	m, errTyped := typedMeta(protobuf, bare)
+	if errTyped != nil {
+		return
+	}
+	want := Meta{
+		Namespace: m.GetNamespace(), Name: m.GetName(), UID: string(m.GetUID()), ResourceVersion: m.GetResourceVersion(),
+		Generation: m.GetGeneration(), DeletionTimestamp: m.GetDeletionTimestamp() != nil,
+	}
+	if got != want {
+		t.Fatalf("ReadMeta() = %+v, want %+v", got, want)
+	}
+	if errAnnotation != nil {
+		return
+	}
+	for key, want := range m.GetAnnotations() {
+		if got, found, err := ReadAnnotation(rep, bare, key); err == nil && (got != want || !found) {
+			t.Fatalf("ReadAnnotation(%q) = %q, %v, want %q", key, got, found, want)
 		}
-		if !protobuf && !json.Valid(bare) {
-			t.Fatalf("ReadMeta() takes what is no JSON")
-		}
-		m, errTyped := typedMeta(protobuf, bare)
-		if errTyped != nil {
-			return
-		}
-		want := Meta{
-			Namespace: m.GetNamespace(), Name: m.GetName(), UID: string(m.GetUID()), ResourceVersion: m.GetResourceVersion(),
-			Generation: m.GetGeneration(), DeletionTimestamp: m.GetDeletionTimestamp() != nil,
-		}
-		if got != want {
-			t.Fatalf("ReadMeta() = %+v, want %+v", got, want)
-		}
-		if errAnnotation != nil {
-			return
-		}
-		for key, want := range m.GetAnnotations() {
-			if got, found, err := ReadAnnotation(rep, bare, key); err == nil && (got != want || !found) {
-				t.Fatalf("ReadAnnotation(%q) = %q, %v, want %q", key, got, found, want)
-			}
-		}
-	})
+	}
 }
 
 func FuzzSetResourceVersion(f *testing.F) {
 	bareSeeds(f)
-	f.Fuzz(func(t *testing.T, bare []byte, protobuf bool) {
-		rep := Representation{Protobuf: protobuf}
-		before, err := ReadMeta(rep, bare)
-		original := bytes.Clone(bare)
-		changed, errSet := SetResourceVersion(rep, bare, "4711")
-		if !bytes.Equal(bare, original) {
-			t.Fatal("SetResourceVersion() changed its argument")
-		}
-		if err != nil || errSet != nil {
-			return
-		}
-		m, errTyped := typedMeta(protobuf, bare)
-		after, err := ReadMeta(rep, changed)
-		before.ResourceVersion = "4711"
-		if err != nil || after != before {
-			t.Fatalf("ReadMeta() = %+v, %v, want %+v", after, err, before)
-		}
-		back, err := SetResourceVersion(rep, changed, "")
-		if err != nil {
-			t.Fatalf("second SetResourceVersion() error: %v", err)
-		}
-		if again, err := SetResourceVersion(rep, back, "4711"); err != nil || !bytes.Equal(again, changed) {
-			t.Fatalf("SetResourceVersion() and back = %q, %v, want %q", again, err, changed)
-		}
-		if errTyped != nil {
-			return
-		}
-		want := m.(*metav1.PartialObjectMetadata)
-		want.ResourceVersion = "4711"
-		got, err := typedMeta(protobuf, changed)
-		if err != nil {
-			t.Fatalf("changed object does not decode: %v", err)
-		}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Fatalf("SetResourceVersion() (-want +got):\n%s", diff)
-		}
-	})
+	f.Fuzz(checkSetResourceVersion)
+}
+
+func checkSetResourceVersion(t *testing.T, bare []byte, protobuf bool) {
+	rep := Representation{Protobuf: protobuf}
+	before, err := ReadMeta(rep, bare)
+	original := bytes.Clone(bare)
+	changed, errSet := SetResourceVersion(rep, bare, "4711")
+	if !bytes.Equal(bare, original) {
+		t.Fatal("SetResourceVersion() changed its argument")
+	}
+	if err != nil || errSet != nil {
+		return
+	}
+	m, errTyped := typedMeta(protobuf, bare)
+	after, err := ReadMeta(rep, changed)
+	before.ResourceVersion = "4711"
+	if err != nil || after != before {
+		t.Fatalf("ReadMeta() = %+v, %v, want %+v", after, err, before)
+	}
+	back, err := SetResourceVersion(rep, changed, "")
+	if err != nil {
+		t.Fatalf("second SetResourceVersion() error: %v", err)
+	}
+	if again, err := SetResourceVersion(rep, back, "4711"); err != nil || !bytes.Equal(again, changed) {
+		t.Fatalf("SetResourceVersion() and back = %q, %v, want %q", again, err, changed)
+	}
+	if errTyped != nil {
+		return
+	}
+	want := m.(*metav1.PartialObjectMetadata)
+	want.ResourceVersion = "4711"
+	got, err := typedMeta(protobuf, changed)
+	if err != nil {
+		t.Fatalf("changed object does not decode: %v", err)
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Fatalf("SetResourceVersion() (-want +got):\n%s", diff)
+	}
 }
 
 func FuzzSelector(f *testing.F) {
@@ -334,33 +342,35 @@ func FuzzSelector(f *testing.F) {
 		f.Add(bare, c.shape.Protobuf, c.shape.Unstructured, "app=pod,index!=2", "metadata.name=pod-1,spec.nodeName!=x")
 		f.Add(bare, c.shape.Protobuf, c.shape.Unstructured, "", "spec.color=blue,metadata.namespace=default")
 	}
-	f.Fuzz(func(t *testing.T, bare []byte, protobuf, custom bool, label, field string) {
-		selector, err := ParseSelector(label, field)
-		labelSelector, errLabel := labels.Parse(label)
-		fieldSelector, errField := fields.ParseSelector(field)
-		if (err == nil) != (errLabel == nil && errField == nil) {
-			t.Fatalf("ParseSelector() error = %v, want %v, %v", err, errLabel, errField)
-		}
-		if err != nil {
-			return
-		}
-		_ = selector.String()
-		shape := Shape{Representation: Representation{Protobuf: protobuf}, APIVersion: "v1", Kind: "Pod"}
-		if custom && !protobuf {
-			shape = Shape{APIVersion: "example.com/v1", Kind: "Widget", Unstructured: true}
-		}
-		got, err := selector.Matches(shape, bare)
-		if err != nil {
-			return
-		}
-		set, own, ok := attributes(shape, bare)
-		if !ok {
-			return
-		}
-		if want := labelSelector.Matches(set) && fieldSelector.Matches(own); got != want {
-			t.Fatalf("Matches() = %v, want %v", got, want)
-		}
-	})
+	f.Fuzz(checkSelector)
+}
+
+func checkSelector(t *testing.T, bare []byte, protobuf, custom bool, label, field string) {
+	selector, err := ParseSelector(label, field)
+	labelSelector, errLabel := labels.Parse(label)
+	fieldSelector, errField := fields.ParseSelector(field)
+	if (err == nil) != (errLabel == nil && errField == nil) {
+		t.Fatalf("ParseSelector() error = %v, want %v, %v", err, errLabel, errField)
+	}
+	if err != nil {
+		return
+	}
+	_ = selector.String()
+	shape := Shape{Representation: Representation{Protobuf: protobuf}, APIVersion: "v1", Kind: "Pod"}
+	if custom && !protobuf {
+		shape = Shape{APIVersion: "example.com/v1", Kind: "Widget", Unstructured: true}
+	}
+	got, err := selector.Matches(shape, bare)
+	if err != nil {
+		return
+	}
+	set, own, ok := attributes(shape, bare)
+	if !ok {
+		return
+	}
+	if want := labelSelector.Matches(set) && fieldSelector.Matches(own); got != want {
+		t.Fatalf("Matches() = %v, want %v", got, want)
+	}
 }
 
 // attributes are what the API server matches selectors with.

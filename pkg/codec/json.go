@@ -4,354 +4,11 @@
 package codec
 
 import (
-	"encoding/binary"
 	"encoding/json"
 	"fmt"
-	"math/bits"
 	"strconv"
 	"unicode/utf8"
 )
-
-// maxJSONDepth bounds the nesting of a value, as encoding/json does.
-const maxJSONDepth = 10000
-
-// The states of a jsonScanner. Those up to wantMember are between tokens, where
-// white space may stand.
-const (
-	wantValue   = iota
-	wantElement // after [: a value or ]
-	wantKey     // after { or , in an object; see firstKey
-	wantColon
-	wantNext // after a value inside a container: , or the end
-	inString
-	inEscape
-	inUnicode
-	inLiteral
-	numMinus // a digit must follow
-	numZero
-	numInt
-	numPoint // a digit must follow
-	numFrac
-	numExp // a sign or digit must follow
-	numExpSign
-	numExpInt
-	scanDone
-)
-
-// jsonScanner finds the end of one JSON value that may arrive in pieces, and
-// checks its grammar on the way (not UTF-8, which encoding/json does not refuse
-// either). The zero value is ready; it keeps no reference to the bytes.
-type jsonScanner struct {
-	state    uint8
-	after    uint8 // state after the string that is being read
-	hex      uint8 // hex digits that \u still needs
-	firstKey bool  // } may stand in place of a key
-	object   bool  // the innermost container is an object
-	rest     string
-	depth    int
-	near     uint64   // kinds of the outer 64 containers, one bit each, 1 = object
-	far      []uint64 // the others
-	// direct counts the containers that were opened directly inside the outermost
-	// one, and closed is the offset at which the last of these ended.
-	direct, closed, base int
-}
-
-func (s *jsonScanner) reset() {
-	*s = jsonScanner{far: s.far}
-}
-
-// scan consumes the bytes of the value. done is set when the value is complete:
-// p[:n] is the rest of it. Only a number at the outermost level needs the byte
-// behind it to be seen complete; use finish at the end of the input.
-func (s *jsonScanner) scan(p []byte) (n int, done bool, err error) {
-	i := 0
-	for i < len(p) && s.state != scanDone {
-		c, step := p[i], 1
-		switch s.state {
-		case inString:
-			if i = s.run(p, i); i == len(p) || s.state != inString {
-				continue
-			}
-			switch p[i] {
-			case '"':
-				s.state = s.after
-			case '\\':
-				s.state = inEscape
-			default:
-				err = s.unexpected(p[i])
-			}
-		case wantKey:
-			switch {
-			case c == '"':
-				s.state, s.after = inString, wantColon
-			case c == '}' && s.firstKey:
-				s.pop(i)
-			case !isSpace(c):
-				err = s.unexpected(c)
-			}
-		case wantColon:
-			switch {
-			case c == ':':
-				s.state = wantValue
-			case !isSpace(c):
-				err = s.unexpected(c)
-			}
-		case wantNext:
-			switch {
-			case c == ',' && s.object:
-				s.state, s.firstKey = wantKey, false
-			case c == ',':
-				s.state = wantValue
-			case c == '}' && s.object, c == ']' && !s.object:
-				s.pop(i)
-			case !isSpace(c):
-				err = s.unexpected(c)
-			}
-		case wantValue, wantElement:
-			err = s.begin(c, i)
-		default:
-			step, err = s.token(c)
-		}
-		if err != nil {
-			return i, false, err
-		}
-		i += step
-	}
-	s.base += i
-	return i, s.state == scanDone, nil
-}
-
-// run is the inner loop: it steps over the rest of a string, and over the strings
-// behind it as long as nothing stands between them but one separator, which
-// is what nearly all of a Kubernetes object is. It stops inside a string at a byte
-// that needs a closer look or at the end of p, or behind the string's end.
-func (s *jsonScanner) run(p []byte, i int) int {
-	key := s.after == wantColon
-	for {
-		i += plainRun(p[i:])
-		if len(p)-i < 3 || p[i] < 0x20 {
-			break
-		}
-		switch c, next := p[i+1], p[i+2] == '"'; {
-		case p[i] == '\\':
-			if c != '"' && c != '\\' && c != 'n' {
-				s.setAfter(key)
-				return i
-			}
-			i += 2
-		case key && c == ':' && next:
-			i, key = i+3, false
-		case key && c == ':':
-			s.state = wantValue
-			return i + 2
-		case !key && c == ',' && next && s.depth > 0:
-			i, key = i+3, s.object
-		default:
-			s.setAfter(key)
-			s.state = s.after
-			return i + 1
-		}
-	}
-	s.setAfter(key)
-	return i
-}
-
-func (s *jsonScanner) setAfter(key bool) {
-	if s.after = wantColon; !key {
-		s.after = s.nextState()
-	}
-}
-
-// finish reports whether the value is complete if nothing follows.
-func (s *jsonScanner) finish() bool {
-	switch s.state {
-	case numZero, numInt, numFrac, numExpInt:
-		return s.depth == 0
-	}
-	return s.state == scanDone
-}
-
-// token handles everything that is rare. It returns 0 if c ended a number, of which
-// it is no part, and 1 otherwise.
-func (s *jsonScanner) token(c byte) (int, error) {
-	switch s.state {
-	case inEscape:
-		switch c {
-		case 'u':
-			s.state, s.hex = inUnicode, 4
-		case '"', '\\', '/', 'b', 'f', 'n', 'r', 't':
-			s.state = inString
-		default:
-			return 0, s.unexpected(c)
-		}
-		return 1, nil
-	case inUnicode:
-		if !isDigit(c) && (c|0x20 < 'a' || c|0x20 > 'f') {
-			return 0, s.unexpected(c)
-		}
-		if s.hex--; s.hex == 0 {
-			s.state = inString
-		}
-		return 1, nil
-	case inLiteral:
-		if c != s.rest[0] {
-			return 0, s.unexpected(c)
-		}
-		if s.rest = s.rest[1:]; s.rest == "" {
-			s.valueEnd()
-		}
-		return 1, nil
-	}
-	return s.number(c)
-}
-
-// begin handles the first byte of a value.
-func (s *jsonScanner) begin(c byte, at int) error {
-	switch c {
-	case '{':
-		return s.push(true)
-	case '[':
-		return s.push(false)
-	case '"':
-		s.state, s.after = inString, s.nextState()
-	case 't':
-		s.state, s.rest = inLiteral, "rue"
-	case 'f':
-		s.state, s.rest = inLiteral, "alse"
-	case 'n':
-		s.state, s.rest = inLiteral, "ull"
-	case '-':
-		s.state = numMinus
-	case '0':
-		s.state = numZero
-	case ' ', '\t', '\n', '\r':
-	default:
-		switch {
-		case isDigit(c):
-			s.state = numInt
-		case c == ']' && s.state == wantElement:
-			s.pop(at)
-		default:
-			return s.unexpected(c)
-		}
-	}
-	return nil
-}
-
-func (s *jsonScanner) number(c byte) (int, error) {
-	digit := isDigit(c)
-	switch {
-	case s.state == numMinus && c == '0':
-		s.state = numZero
-	case (s.state == numMinus || s.state == numInt) && digit:
-		s.state = numInt
-	case (s.state == numZero || s.state == numInt) && c == '.':
-		s.state = numPoint
-	case (s.state == numPoint || s.state == numFrac) && digit:
-		s.state = numFrac
-	case (s.state == numZero || s.state == numInt || s.state == numFrac) && c|0x20 == 'e':
-		s.state = numExp
-	case s.state == numExp && (c == '+' || c == '-'):
-		s.state = numExpSign
-	case (s.state == numExp || s.state == numExpSign || s.state == numExpInt) && digit:
-		s.state = numExpInt
-	case s.state == numMinus || s.state == numPoint || s.state == numExp || s.state == numExpSign:
-		return 0, s.unexpected(c)
-	default:
-		s.valueEnd()
-		return 0, nil
-	}
-	return 1, nil
-}
-
-func (s *jsonScanner) nextState() uint8 {
-	if s.depth == 0 {
-		return scanDone
-	}
-	return wantNext
-}
-
-func (s *jsonScanner) valueEnd() { s.state = s.nextState() }
-
-func (s *jsonScanner) push(object bool) error {
-	if s.depth == maxJSONDepth {
-		return fmt.Errorf("JSON nested more than %d deep: %w", maxJSONDepth, ErrMalformed)
-	}
-	if s.depth == 1 {
-		s.direct++
-	}
-	word := &s.near
-	if s.depth >= 64 {
-		k := s.depth/64 - 1
-		if k == len(s.far) {
-			s.far = append(s.far, 0)
-		}
-		word = &s.far[k]
-	}
-	bit := uint64(1) << (s.depth % 64)
-	*word &^= bit
-	if object {
-		*word |= bit
-		s.state, s.firstKey = wantKey, true
-	} else {
-		s.state = wantElement
-	}
-	s.depth++
-	s.object = object
-	return nil
-}
-
-// pop closes the innermost container with the byte at offset at of this call.
-func (s *jsonScanner) pop(at int) {
-	s.depth--
-	if s.depth == 0 {
-		s.state = scanDone
-		return
-	}
-	if s.depth == 1 {
-		s.closed = s.base + at + 1
-	}
-	k := s.depth - 1
-	word := s.near
-	if k >= 64 {
-		word = s.far[k/64-1]
-	}
-	s.object = word>>(k%64)&1 == 1
-	s.state = wantNext
-}
-
-func (s *jsonScanner) unexpected(c byte) error {
-	return fmt.Errorf("unexpected byte %q in JSON: %w", c, ErrMalformed)
-}
-
-// plainRun counts the bytes before the first that is special inside a string: a
-// quote, a backslash or a control character. It looks at eight bytes at a time.
-func plainRun(p []byte) int {
-	const (
-		ones  = 0x0101010101010101
-		highs = 0x8080808080808080
-	)
-	i := 0
-	for ; i+8 <= len(p); i += 8 {
-		v := binary.LittleEndian.Uint64(p[i:])
-		quote, slash := v^(ones*'"'), v^(ones*'\\')
-		// Each term marks its first hit exactly; later marks may be carries.
-		mask := (quote-ones)&^quote | (slash-ones)&^slash | (v-ones*0x20)&^v
-		if mask &= highs; mask != 0 {
-			return i + bits.TrailingZeros64(mask)/8
-		}
-	}
-	for ; i < len(p); i++ {
-		if c := p[i]; c == '"' || c == '\\' || c < 0x20 {
-			break
-		}
-	}
-	return i
-}
-
-func isSpace(c byte) bool { return c == ' ' || c == '\n' || c == '\t' || c == '\r' }
-
-func isDigit(c byte) bool { return '0' <= c && c <= '9' }
 
 // jsonObject walks the members of one JSON object in memory, in order. Its
 // grammar is checked as far as it has been walked; next returns false with a nil
@@ -366,43 +23,50 @@ type jsonObject struct {
 	at    int // offset of value in b
 	start int // offset of the key's quote in b
 
-	begun bool
-	sc    jsonScanner
+	begun  bool
+	nested bool // something may follow the object
+	sc     jsonScanner
 }
 
 func newJSONObject(b []byte) *jsonObject { return &jsonObject{b: b} }
 
 // next moves to the next member.
 func (o *jsonObject) next() (bool, error) {
+	ok, err := o.nextKey()
+	if err != nil || !ok {
+		return false, err
+	}
+	return true, o.take()
+}
+
+// nextKey moves to the value of the next member, which the caller must take or
+// descend into before it goes on.
+func (o *jsonObject) nextKey() (bool, error) {
 	c, err := o.token()
 	if err != nil {
 		return false, err
 	}
+	first := !o.begun && c == '{'
 	switch {
-	case !o.begun && c == '{':
+	case first, o.begun && c == ',':
 		o.begun = true
 		o.i++
 		if c, err = o.token(); err != nil {
 			return false, err
 		}
-		if c == '}' {
+		if c == '}' && first {
 			return false, o.end()
-		}
-	case o.begun && c == ',':
-		o.i++
-		if c, err = o.token(); err != nil {
-			return false, err
 		}
 	case o.begun && c == '}':
 		return false, o.end()
 	default:
 		return false, o.sc.unexpected(c)
 	}
-	return true, o.member(c)
+	return true, o.readKey(c)
 }
 
-// member reads a key, whose first byte is c, and its value.
-func (o *jsonObject) member(c byte) (err error) {
+// readKey reads a key, whose first byte is c, and the colon.
+func (o *jsonObject) readKey(c byte) (err error) {
 	if c != '"' {
 		return o.sc.unexpected(c)
 	}
@@ -426,17 +90,32 @@ func (o *jsonObject) member(c byte) (err error) {
 		return o.sc.unexpected(c)
 	}
 	o.i++
-	if _, err = o.token(); err != nil {
-		return err
-	}
+	_, err = o.token()
 	o.at = o.i
+	return err
+}
+
+// take reads the value at which nextKey stopped.
+func (o *jsonObject) take() (err error) {
 	o.value, err = o.scan()
 	return err
 }
 
+// descend walks the value at which nextKey stopped, which must be an object. When
+// that has been walked to its end, resume goes on behind it.
+func (o *jsonObject) descend() *jsonObject { return &jsonObject{b: o.b, i: o.at, nested: true} }
+
+func (o *jsonObject) resume(inner *jsonObject) { o.i = inner.i }
+
 // scan takes one value, whose first byte is at o.i.
 func (o *jsonObject) scan() ([]byte, error) {
 	from := o.i
+	if o.b[from] == '"' { // nearly always a string without escapes
+		if end := from + 1 + plainRun(o.b[from+1:]); end < len(o.b) && o.b[end] == '"' {
+			o.i = end + 1
+			return o.b[from:o.i], nil
+		}
+	}
 	o.sc.reset()
 	n, done, err := o.sc.scan(o.b[from:])
 	if err != nil {
@@ -461,7 +140,7 @@ func (o *jsonObject) token() (byte, error) {
 
 func (o *jsonObject) end() error {
 	o.i++
-	for i := o.i; i < len(o.b); i++ {
+	for i := o.i; i < len(o.b) && !o.nested; i++ {
 		if !isSpace(o.b[i]) {
 			return fmt.Errorf("bytes after the JSON object: %w", ErrMalformed)
 		}
@@ -473,7 +152,7 @@ var errTruncatedJSON = fmt.Errorf("JSON ends early: %w", ErrMalformed)
 
 // once sets bit in seen, and is an error if it is set: the second member with one
 // name would be the one that a client believes.
-func once(seen *uint, bit uint, key string) error {
+func once[Key string | []byte](seen *uint, bit uint, key Key) error {
 	if *seen&(1<<bit) != 0 {
 		return fmt.Errorf("JSON member %q occurs twice: %w", key, ErrMalformed)
 	}
@@ -528,3 +207,34 @@ func jsonInt(key, value []byte) (int64, error) {
 }
 
 func isNull(value []byte) bool { return string(value) == "null" }
+
+// appendJSONString writes s as encoding/json does, with <, > and & escaped.
+func appendJSONString(dst []byte, s string) []byte {
+	if plainOutput(s) {
+		dst = append(dst, '"')
+		dst = append(dst, s...)
+		return append(dst, '"')
+	}
+	literal, err := json.Marshal(s)
+	if err != nil {
+		panic(err) // a string can always be encoded
+	}
+	return append(dst, literal...)
+}
+
+func jsonStringLen(s string) int {
+	if plainOutput(s) {
+		return len(s) + 2
+	}
+	return len(appendJSONString(nil, s))
+}
+
+func plainOutput(s string) bool {
+	for i := range len(s) {
+		switch c := s[i]; {
+		case c < 0x20, c >= utf8.RuneSelf-1, c == '"', c == '\\', c == '<', c == '>', c == '&':
+			return false
+		}
+	}
+	return true
+}

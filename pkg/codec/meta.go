@@ -39,12 +39,37 @@ func ReadMeta(rep Representation, bare []byte) (Meta, error) {
 }
 
 func (m *Meta) readJSON(bare []byte) error {
-	value, _, err := jsonMetadataOf(bare)
-	if err != nil || value == nil {
-		return err
-	}
 	var seen uint
-	for o := newJSONObject(value); ; {
+	for o := newJSONObject(bare); ; {
+		ok, err := o.nextKey()
+		if err != nil || !ok {
+			return err
+		}
+		if string(o.key) != "metadata" || bare[o.at] == 'n' {
+			if err = o.take(); err != nil {
+				return err
+			}
+		}
+		if string(o.key) != "metadata" {
+			continue
+		}
+		if err = once(&seen, 0, o.key); err != nil {
+			return err
+		}
+		if bare[o.at] == 'n' {
+			continue
+		}
+		inner := o.descend()
+		if err = m.readJSONMetadata(inner); err != nil {
+			return err
+		}
+		o.resume(inner)
+	}
+}
+
+func (m *Meta) readJSONMetadata(o *jsonObject) error {
+	var seen uint
+	for {
 		ok, err := o.next()
 		if err != nil || !ok {
 			return err
@@ -73,7 +98,7 @@ func (m *Meta) readJSON(bare []byte) error {
 			*field, err = jsonString(o.key, o.value)
 		}
 		if err == nil {
-			err = once(&seen, bit, string(o.key))
+			err = once(&seen, bit, o.key)
 		}
 		if err != nil {
 			return err

@@ -4,10 +4,8 @@
 package codec
 
 import (
-	"encoding/json"
 	"fmt"
 	"strings"
-	"unicode/utf8"
 )
 
 // Shape is what all objects of one list share on the wire. It is comparable.
@@ -181,35 +179,4 @@ func (s Shape) wireLen(bareLen int) int {
 		return n + 1
 	}
 	return n + bareLen
-}
-
-// appendJSONString writes s as encoding/json does, with <, > and & escaped.
-func appendJSONString(dst []byte, s string) []byte {
-	if plainOutput(s) {
-		dst = append(dst, '"')
-		dst = append(dst, s...)
-		return append(dst, '"')
-	}
-	literal, err := json.Marshal(s)
-	if err != nil {
-		panic(err) // a string can always be encoded
-	}
-	return append(dst, literal...)
-}
-
-func jsonStringLen(s string) int {
-	if plainOutput(s) {
-		return len(s) + 2
-	}
-	return len(appendJSONString(nil, s))
-}
-
-func plainOutput(s string) bool {
-	for i := range len(s) {
-		switch c := s[i]; {
-		case c < 0x20, c >= utf8.RuneSelf-1, c == '"', c == '\\', c == '<', c == '>', c == '&':
-			return false
-		}
-	}
-	return true
 }

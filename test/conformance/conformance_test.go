@@ -343,6 +343,7 @@ func (r *rig) watches() {
 	rv := list.ResourceVersion
 	initial := "&sendInitialEvents=true&resourceVersionMatch=NotOlderThan"
 	for _, accept := range []string{js, pb + "," + js, metaPB + "," + metaJS, metaJS} {
+		accept = strings.ReplaceAll(accept, "MetadataList", "Metadata")
 		for _, path := range []string{"/api/v1/namespaces/a/configmaps", "/apis/example.com/v1/widgets", "/api/v1/namespaces/none/configmaps"} {
 			for _, opts := range []string{
 				initial + "&allowWatchBookmarks=true", initial + "&allowWatchBookmarks=true&resourceVersion=0", initial + "&allowWatchBookmarks=true&resourceVersion=" + rv,

@@ -8,7 +8,6 @@ import (
 	"io"
 	"net/http"
 	"os"
-	"strings"
 	"testing"
 
 	"k8s.io/client-go/rest"
@@ -81,12 +80,17 @@ func TestHubRunner(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := clientcmd.BuildConfigFromFlags("", path)
+	c, err := clientcmd.LoadFromFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if c.Host != h.URL() || c.CAFile != h.CAFile() || c.BearerToken != "secret" || !strings.HasPrefix(c.CAFile, h.DataDir()+"/pki/") {
-		t.Errorf("Kubeconfig() has server %q, CA %q, token %q, want the hub's and the token", c.Host, c.CAFile, c.BearerToken)
+	cluster, user := c.Clusters["test"], c.AuthInfos["test"]
+	if cluster.Server != h.URL() || cluster.CertificateAuthority != h.CAFile() || user.Token != "secret" {
+		t.Errorf("Kubeconfig() has server %q, CA %q, token %q, want the hub's and the token",
+			cluster.Server, cluster.CertificateAuthority, user.Token)
+	}
+	if want := h.DataDir() + "/pki/ca.crt"; h.CAFile() != want {
+		t.Errorf("CAFile() = %q, want %q", h.CAFile(), want)
 	}
 }
 

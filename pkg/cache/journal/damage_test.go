@@ -22,7 +22,7 @@ type history struct {
 	sizes  map[string][]int64
 }
 
-const small = 400 // SegmentBytes of the logs that are damaged
+const small = 560 // SegmentBytes of the logs that are damaged: three batches and more in the last segment
 
 // smallLog makes a log of several segments, with or without a snapshot.
 func smallLog(t *testing.T, snapshot bool) history {

@@ -197,10 +197,10 @@ func (h *segmentHeader) seed() uint32 {
 	return crc32.Checksum(b[:], castagnoli)
 }
 
+// recordCRC starts from a value that differs for each offset of a segment, so
+// that the same bytes at another offset cannot have the same checksum.
 func recordCRC(seed uint32, offset int64, b []byte) uint32 {
-	var at [4]byte
-	le.PutUint32(at[:], uint32(offset))
-	return crc32.Update(crc32.Update(seed, castagnoli, at[:]), castagnoli, b[4:recordSize])
+	return crc32.Update(seed^uint32(offset), castagnoli, b[4:recordSize])
 }
 
 func (r *recordHeader) put(b []byte, seed uint32, offset int64) {

@@ -195,6 +195,53 @@ func TestLostName(t *testing.T) {
 	}
 }
 
+// TestAppendCost holds Append to what it may cost: the disk is what is slow.
+func TestAppendCost(t *testing.T) {
+	f := memfs.New()
+	j := open(t, f)
+	l, err := j.OpenLog("log", journal.Replay{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ops []string
+	f.SetFault(func(op memfs.Op) error {
+		ops = append(ops, op.Name)
+		return nil
+	})
+	first := []string{"mkdir", "create", "write", "sync", "syncdir", "syncdir"}
+	next := []string{"open", "write", "sync"}
+	roll := []string{"create", "write", "sync", "syncdir", "open", "write", "sync"}
+	reopened := []string{"open", "sync", "write", "sync", "syncdir", "syncdir"}
+	appendOps := func(want []string) {
+		t.Helper()
+		ops = nil
+		if _, err := l.Append(entries(content{{1, 1, "m", strings.Repeat("x", 900)}})); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want, ops); diff != "" {
+			t.Errorf("operations of Append (-want +got):\n%s", diff)
+		}
+	}
+	for _, want := range [][]string{first, next, roll, next, roll} {
+		appendOps(want)
+	}
+	before := j.Stats()
+	appendOps(next)
+	after := j.Stats()
+	if n := after.BytesWritten - before.BytesWritten; n > 900+1+90 {
+		t.Errorf("%d bytes written for a body of 900", n)
+	}
+	if n := after.Syncs - before.Syncs; n != 1 {
+		t.Errorf("%d syncs, want 1", n)
+	}
+	appendOps(roll)
+	l.Close()
+	if l, err = j.OpenLog("log", journal.Replay{}); err != nil {
+		t.Fatal(err)
+	}
+	appendOps(reopened)
+}
+
 func TestLimits(t *testing.T) {
 	j := open(t, memfs.New())
 	if _, err := j.OpenLog(strings.Repeat("x", 4097), journal.Replay{}); !errors.Is(err, journal.ErrTooLarge) {

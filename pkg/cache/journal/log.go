@@ -36,7 +36,8 @@ type Log struct {
 	uncut       bool       // only a new segment can say that a failed batch is not part of the log
 	afterDamage bool       // the next segment must say so
 	made        bool       // the directory exists
-	dirSynced   bool       // the entries of all segments are durable, and the directory's own
+	dirSynced   bool       // the entries of all segments are durable
+	entrySynced bool       // and that of the directory itself
 	renamed     bool       // Remove has moved the directory away, but has not finished
 
 	set      sync.RWMutex // guards what follows, and the counts of segments
@@ -95,22 +96,12 @@ func (l *Log) full(need int64) bool {
 	return end > l.head.header.size() && end+need > l.j.opts.SegmentBytes
 }
 
-// batch encodes one whole batch.
-func (w *writer) batchOf(entries []Entry) []Ref {
-	refs := make([]Ref, len(entries))
-	for i := range entries {
-		refs[i] = w.entry(&entries[i])
-	}
-	w.commit()
-	w.flush()
-	return refs
-}
-
 // extend appends to the last segment.
 func (l *Log) extend(entries []Entry) ([]Ref, error) {
 	head := l.head
 	f, err := head.open(true)
 	if err != nil {
+		l.roll = true
 		return nil, err
 	}
 	defer f.Close()
@@ -275,6 +266,9 @@ func (l *Log) settle(prev *segment) error {
 		err = l.j.sync(f)
 	}
 	if err == nil {
+		err = l.syncDirs() // its entry may not be durable either
+	}
+	if err == nil {
 		prev.synced = true
 	}
 	return ignoreIf(prev.suspect, err)
@@ -306,7 +300,7 @@ func (l *Log) create(h *segmentHeader) (File, string, error) {
 		if err := l.j.fs.Mkdir(l.dir); err != nil {
 			return nil, "", err
 		}
-		l.made, l.dirSynced = true, false
+		l.made, l.dirSynced, l.entrySynced = true, false, false
 		l.j.mu.Lock()
 		l.j.names[l.name] = 0
 		l.j.mu.Unlock()
@@ -349,7 +343,10 @@ func (l *Log) footer(s *segment, next *segmentHeader) {
 		w.mark(kindFooter, next.number)
 		w.flush()
 		if err = errors.Join(err, w.err); err == nil {
-			err = l.j.sync(f)
+			if err = l.j.sync(f); err != nil {
+				s.suspect = true
+				err = errors.Join(err, l.rescue(f, s))
+			}
 		}
 		l.j.stats.written.Add(w.bytes)
 		s.size.Store(w.at)
@@ -361,17 +358,21 @@ func (l *Log) footer(s *segment, next *segmentHeader) {
 	}
 }
 
-// syncDirs makes the entries of new files durable.
+// syncDirs makes the entries of new files durable, and of a new directory.
 func (l *Log) syncDirs() error {
-	if l.dirSynced {
-		return nil
+	if !l.dirSynced {
+		if err := l.j.syncDir(l.dir); err != nil {
+			return err
+		}
+		l.dirSynced = true
 	}
-	err := l.j.syncDir(l.dir)
-	if err == nil {
-		err = l.j.syncDir(l.j.opts.Dir)
+	if !l.entrySynced {
+		if err := l.j.syncDir(l.j.opts.Dir); err != nil {
+			return err
+		}
+		l.entrySynced = true
 	}
-	l.dirSynced = err == nil
-	return err
+	return nil
 }
 
 // add makes a segment part of the log.
@@ -389,29 +390,6 @@ func (l *Log) segment(h *segmentHeader, end, size int64) *segment {
 	s.end.Store(end)
 	s.size.Store(size)
 	return s
-}
-
-// Size is the number of bytes that the log takes on disk, without those that
-// only Views still need.
-func (l *Log) Size() int64 {
-	l.set.RLock()
-	defer l.set.RUnlock()
-	var n int64
-	for _, s := range l.segments {
-		n += s.size.Load()
-	}
-	return n
-}
-
-// onDisk is Size with what only Views still need.
-func (l *Log) onDisk() int64 {
-	n := l.Size()
-	l.set.RLock()
-	defer l.set.RUnlock()
-	for _, s := range l.pinned {
-		n += s.size.Load()
-	}
-	return n
 }
 
 // Remove deletes the log and closes it. The directory gets another name in one

@@ -147,6 +147,8 @@ type world struct {
 	views  []*journal.View
 	n      int
 	failed int
+	// halt: after the first failure nothing more is done.
+	halt bool
 	// lenient: so much fails that a failed batch cannot always be taken back.
 	lenient bool
 }
@@ -214,6 +216,9 @@ func (w *world) record(scope uint32, size int) rec {
 }
 
 func (w *world) append(name string, sizes ...int) {
+	if w.halt && w.failed > 0 {
+		return
+	}
 	l := w.log(name)
 	if l == nil {
 		return
@@ -229,6 +234,9 @@ func (w *world) append(name string, sizes ...int) {
 }
 
 func (w *world) rewrite(name string, sizes ...int) {
+	if w.halt && w.failed > 0 {
+		return
+	}
 	l := w.log(name)
 	if l == nil {
 		return
@@ -244,6 +252,9 @@ func (w *world) rewrite(name string, sizes ...int) {
 }
 
 func (w *world) remove(name string) {
+	if w.halt && w.failed > 0 {
+		return
+	}
 	l := w.log(name)
 	if l == nil {
 		return
@@ -460,6 +471,7 @@ func TestCrashAtEveryOperation(t *testing.T) {
 			again(what, power(what, w, memfs.Torn, seed), seed)
 			killed := w.fork(w.fs.Kill())
 			killed.check(what+", killed", false)
+			power(what+", killed, then cut", killed, memfs.Torn, seed)
 			again(what+", killed", killed, seed)
 			again(what+", killed", killed.fork2(), seed)
 		}
@@ -498,42 +510,46 @@ func TestFaultAtEveryOperation(t *testing.T) {
 
 var errFault = errors.New("no space left on device")
 
-// faulted fails operation n and some after it, and then everything works again.
+// faulted fails operation n and some after it. Then everything works again, or
+// the process ends right there.
 func faulted(t *testing.T, n, burst int, seed uint64, lenient bool) {
 	t.Helper()
-	w := newWorld(t, memfs.New())
-	w.fs.Seed(seed)
-	w.lenient = lenient
-	readFailed := false
-	w.fs.SetFault(func(op memfs.Op) error {
-		if op.N < n || op.N >= n+burst {
-			return nil
-		}
-		readFailed = readFailed || op.Name == "read" || op.Name == "open" || op.Name == "stat" || op.Name == "readdir"
-		return errFault
-	})
-	if !w.open() {
-		w.fs.SetFault(nil)
+	for _, halt := range []bool{false, true} {
+		w := newWorld(t, memfs.New())
+		w.fs.Seed(seed)
+		w.fs.SetBrutal(burst == 1)
+		lenient := lenient || halt && burst > 1
+		w.lenient, w.halt = lenient, halt
+		readFailed := false
+		w.fs.SetFault(func(op memfs.Op) error {
+			if op.N < n || op.N >= n+burst {
+				return nil
+			}
+			readFailed = readFailed || op.Name == "read" || op.Name == "open" || op.Name == "stat" || op.Name == "readdir"
+			return errFault
+		})
 		if !w.open() {
-			t.Fatalf("fault at %d: Open() does not work afterwards", n)
+			w.fs.SetFault(nil)
+			if !w.open() {
+				t.Fatalf("fault at %d: Open() does not work afterwards", n)
+			}
 		}
-	}
-	w.workload()
-	w.fs.SetFault(nil)
-	what := fmt.Sprintf("fault at %d, burst %d, seed %d", n, burst, seed)
-	w.live()
-	failed := w.failed
-	w.goOn()
-	if w.failed != failed {
-		t.Fatalf("%s: later operations failed too", what)
-	}
-	w.live()
-	killed := w.fork(w.fs.Kill())
-	killed.check(what+", killed", readFailed)
-	for _, loss := range []memfs.Loss{memfs.Lost, memfs.Kept, memfs.Torn} {
-		c := w.fork(w.fs.PowerCut(loss, seed))
-		c.check(fmt.Sprintf("%s, loss %d", what, loss), lenient || readFailed)
-		c.goOn()
+		w.workload()
+		w.fs.SetFault(nil)
+		what := fmt.Sprintf("fault at %d, burst %d, seed %d, halt %v", n, burst, seed, halt)
+		w.live()
+		if failed := w.failed; !halt {
+			if w.goOn(); w.failed != failed {
+				t.Fatalf("%s: later operations failed too", what)
+			}
+			w.live()
+		}
+		w.fork(w.fs.Kill()).check(what+", killed", readFailed)
+		for _, loss := range []memfs.Loss{memfs.Lost, memfs.Kept, memfs.Torn} {
+			c := w.fork(w.fs.PowerCut(loss, seed))
+			c.check(fmt.Sprintf("%s, loss %d", what, loss), lenient || readFailed)
+			c.goOn()
+		}
 	}
 }
 

@@ -91,6 +91,38 @@ func FuzzRecordRoundTrip(f *testing.F) {
 	})
 }
 
+// TestCommitBindsRecords puts a record of another batch, valid at this very
+// place, between a record and the commit that do not belong to it.
+func TestCommitBindsRecords(t *testing.T) {
+	batch := func(body string) bytesFile {
+		var file bytesFile
+		h := &segmentHeader{number: 1, firstSeq: 1, name: "n"}
+		w := newWriter(&file, h, 0, 1)
+		defer w.release()
+		w.header(h)
+		w.batchOf([]Entry{{Kind: 1, Body: []byte(body)}, {Kind: 1, Body: []byte(body)}})
+		return file
+	}
+	for _, tc := range []struct {
+		name  string
+		mixed bool
+		count int
+	}{{"whole", false, 1}, {"mixed", true, 0}} {
+		t.Run(tc.name, func(t *testing.T) {
+			file, other := batch("body one"), batch("body two")
+			h := &segmentHeader{number: 1, firstSeq: 1, name: "n"}
+			if at := h.size(); tc.mixed {
+				copy(file[at:at+48], other[at:at+48])
+			}
+			s := newScanner(&file, &segment{header: *h, seed: h.seed()}, int64(len(file)))
+			defer s.release()
+			if s.scan(); s.count != tc.count || s.torn != tc.mixed {
+				t.Errorf("scan() = %d batches, torn %v, want %d, %v", s.count, s.torn, tc.count, tc.mixed)
+			}
+		})
+	}
+}
+
 func crc(b []byte) uint32 { return crc32.Checksum(b, castagnoli) }
 
 // bytesFile is a File in memory that is only written at its end.

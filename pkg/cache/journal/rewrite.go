@@ -39,6 +39,9 @@ func (l *Log) rewrite(entries iter.Seq2[Entry, error]) (_ []Ref, err error) {
 			return nil, err
 		}
 	}
+	if err := l.settle(l.head); err != nil {
+		return nil, err
+	}
 	s := snapshot{log: l, first: l.next, replaces: l.head.header.number, seq: l.seq}
 	done := false
 	defer func() { // also if the iterator panics
@@ -223,7 +226,7 @@ func (l *Log) sweep(numbers []uint32) {
 	// An earlier process may have died before it had synced what makes them
 	// superfluous.
 	if l.head != nil && !l.head.synced {
-		if l.settle(l.head) != nil || !l.head.synced || l.syncDirs() != nil {
+		if l.settle(l.head) != nil || !l.head.synced {
 			l.j.stats.failures.Add(1)
 			return
 		}

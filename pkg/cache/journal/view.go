@@ -39,6 +39,29 @@ func (s *segment) open(write bool) (File, error) {
 	return s.log.j.fs.Open(path.Join(s.log.dir, segmentName(s.header.number)), write)
 }
 
+// Size is the number of bytes that the log takes on disk, without those that
+// only Views still need.
+func (l *Log) Size() int64 {
+	l.set.RLock()
+	defer l.set.RUnlock()
+	var n int64
+	for _, s := range l.segments {
+		n += s.size.Load()
+	}
+	return n
+}
+
+// onDisk is Size with what only Views still need.
+func (l *Log) onDisk() int64 {
+	n := l.Size()
+	l.set.RLock()
+	defer l.set.RUnlock()
+	for _, s := range l.pinned {
+		n += s.size.Load()
+	}
+	return n
+}
+
 // A View reads the bodies of a log. The segments that the log had when the
 // View was taken stay readable until Close, whatever becomes of the log, and
 // stay on disk that long. Appends to the last of them are seen, appends to

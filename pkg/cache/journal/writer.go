@@ -94,6 +94,17 @@ func (w *writer) commit() {
 	w.begin()
 }
 
+// batchOf writes one whole batch.
+func (w *writer) batchOf(entries []Entry) []Ref {
+	refs := make([]Ref, len(entries))
+	for i := range entries {
+		refs[i] = w.entry(&entries[i])
+	}
+	w.commit()
+	w.flush()
+	return refs
+}
+
 // mark writes a footer or sealed record, which is a batch of its own.
 func (w *writer) mark(kind uint8, next uint32) {
 	w.record(&recordHeader{kind: kind, seq: w.seq - 1, scope: next, batch: uint32(w.batch)})

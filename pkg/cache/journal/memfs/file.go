@@ -102,8 +102,8 @@ func (h *handle) Truncate(size int64) error {
 	return nil
 }
 
-// Sync makes the file durable. If it fails some sectors get to the disk, but all
-// count as clean.
+// Sync makes the file durable. If it fails nothing, all or some sectors get to
+// the disk, but all count as clean.
 func (h *handle) Sync() error {
 	h.fs.mu.Lock()
 	defer h.fs.mu.Unlock()
@@ -116,10 +116,27 @@ func (h *handle) Sync() error {
 		f.dirty, f.size = map[int64]bool{}, false
 	case h.closed || h.fs.crashAt > 0:
 	default:
-		f.disk = f.kept(func(int64) bool { return h.fs.rng.IntN(2) == 0 }, int64(len(f.disk)))
-		f.dirty = map[int64]bool{}
+		h.fs.spoil(f)
 	}
 	return err
+}
+
+// spoil is what a failed Sync does.
+func (f *FS) spoil(o *file) {
+	switch f.rng.IntN(3) {
+	case 0:
+		o.disk = o.kept(func(int64) bool { return true }, int64(len(o.data)))
+		o.size = false
+	case 1:
+		o.disk = o.kept(func(int64) bool { return f.rng.IntN(2) == 0 }, int64(len(o.disk)))
+	}
+	if f.brutal && len(o.dirty) > 0 {
+		s := slices.Min(slices.Collect(maps.Keys(o.dirty)))
+		if s*sector < int64(len(o.disk)) {
+			clear(o.disk[s*sector : min((s+1)*sector, int64(len(o.disk)))])
+		}
+	}
+	o.dirty = map[int64]bool{}
 }
 
 func (h *handle) Close() error {

@@ -62,6 +62,7 @@ type FS struct {
 	ops     int
 	crashAt int
 	fault   Fault
+	brutal  bool
 	locks   map[string]bool
 	open    int
 }
@@ -141,6 +142,14 @@ func (f *FS) SetFault(fault Fault) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.fault = fault
+}
+
+// SetBrutal makes a Sync that fails destroy the first sector that it was to
+// write, also where that had been durable before.
+func (f *FS) SetBrutal(brutal bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.brutal = brutal
 }
 
 // Seed sets the source of chance.

@@ -1,0 +1,40 @@
+// Copyright The edgehub Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+// Command edgehub is the node agent: a reverse proxy to the Kubernetes API that
+// goes on answering when the link to it is cut.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/pflag"
+	"k8s.io/klog/v2"
+
+	"github.com/edgehub/edgehub/pkg/app"
+)
+
+func main() {
+	options := app.DefaultOptions()
+	flags := pflag.NewFlagSet("edgehub", pflag.ContinueOnError)
+	options.AddFlags(flags)
+	err := flags.Parse(os.Args[1:])
+	if errors.Is(err, pflag.ErrHelp) {
+		return
+	}
+	if err = errors.Join(err, options.Validate()); err == nil {
+		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+		context.AfterFunc(ctx, stop) // a second signal ends the process at once
+		err = app.Run(klog.NewContext(ctx, klog.Background()), options)
+	}
+	klog.Flush()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "edgehub:", err)
+		os.Exit(1)
+	}
+}

@@ -1,0 +1,267 @@
+// Copyright The edgehub Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"io"
+	"math/big"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"k8s.io/klog/v2/ktesting"
+)
+
+// site is a folder with what a node has, and an API server that says little.
+type site struct {
+	options Options
+	node    tls.Certificate
+	down    atomic.Bool
+}
+
+func newSite(t *testing.T) *site {
+	dir := t.TempDir()
+	caKey, ca := certificate(t, &x509.Certificate{Subject: pkix.Name{CommonName: "ca"}, IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}, nil, nil)
+	serverKey, serverCert := certificate(t, &x509.Certificate{IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}}, ca, caKey)
+	nodeKey, nodeCert := certificate(t, &x509.Certificate{Subject: pkix.Name{CommonName: "system:node:n1", Organization: []string{"system:nodes"}},
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}, ca, caKey)
+	s := &site{node: tls.Certificate{Certificate: [][]byte{nodeCert.Raw}, PrivateKey: nodeKey}}
+	api := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		if s.down.Load() {
+			panic(http.ErrAbortHandler)
+		}
+		w.Header().Set("Content-Type", "application/json")
+		switch req.URL.Path {
+		case "/readyz":
+			w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+			io.WriteString(w, "ok")
+		case "/api/v1/nodes/n1":
+			io.WriteString(w, `{"kind":"Node","apiVersion":"v1","metadata":{"name":"n1","uid":"u","resourceVersion":"7"}}`+"\n")
+		default:
+			w.WriteHeader(http.StatusNotFound)
+			io.WriteString(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","code":404}`)
+		}
+	}))
+	pool := x509.NewCertPool()
+	pool.AddCert(ca)
+	api.TLS = &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{serverCert.Raw}, PrivateKey: serverKey}}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: pool}
+	api.EnableHTTP2 = true
+	api.StartTLS()
+	t.Cleanup(api.Close)
+
+	o := DefaultOptions()
+	o.ServerURLs = []string{api.URL}
+	o.ServerCAFile, o.ClientCAFile = filepath.Join(dir, "ca.crt"), filepath.Join(dir, "ca.crt")
+	o.NodeCertFile, o.NodeKeyFile = filepath.Join(dir, "node.pem"), filepath.Join(dir, "node.pem")
+	o.DataDir = filepath.Join(dir, "data")
+	o.ListenAddress, o.MetricsListenAddress = freePort(t), freePort(t)
+	keyDER, err := x509.MarshalPKCS8PrivateKey(nodeKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, o.ServerCAFile, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: ca.Raw}))
+	write(t, o.NodeCertFile, append(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: nodeCert.Raw}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER})...))
+	s.options = o
+	if err := o.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func certificate(t *testing.T, template, parent *x509.Certificate, parentKey *ecdsa.PrivateKey) (*ecdsa.PrivateKey, *x509.Certificate) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template.SerialNumber, template.NotBefore, template.NotAfter = big.NewInt(time.Now().UnixNano()), time.Now().Add(-time.Minute), time.Now().Add(time.Hour)
+	if parent == nil {
+		parent, parentKey = template, key
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, parent, key.Public(), parentKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return key, cert
+}
+
+func write(t *testing.T, file string, data []byte) {
+	t.Helper()
+	if err := os.WriteFile(file, data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func freePort(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
+
+// start runs the agent until the test ends; stop ends it and returns what Run returned.
+func (s *site) start(t *testing.T) (client *http.Client, stop func() error) {
+	t.Helper()
+	_, ctx := ktesting.NewTestContext(t)
+	ctx, cancel := context.WithCancel(ctx)
+	ended := make(chan error, 1)
+	go func() { ended <- Run(ctx, s.options) }()
+	stopped := false
+	stop = func() error { stopped = true; cancel(); return <-ended }
+	t.Cleanup(func() {
+		if !stopped {
+			stop()
+		}
+	})
+	tr := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true, Certificates: []tls.Certificate{s.node}}, ForceAttemptHTTP2: true}
+	t.Cleanup(tr.CloseIdleConnections)
+	client = &http.Client{Transport: tr}
+	until(t, ended, func() bool {
+		resp, err := client.Get("https://" + s.options.ListenAddress + "/readyz")
+		if err == nil {
+			resp.Body.Close()
+		}
+		return err == nil && resp.StatusCode == http.StatusOK
+	})
+	return client, stop
+}
+
+// until polls over real sockets, where no virtual time can be.
+func until(t *testing.T, ended <-chan error, f func() bool) {
+	t.Helper()
+	deadline := time.After(20 * time.Second)
+	for !f() {
+		select {
+		case err := <-ended:
+			t.Fatalf("Run() = %v", err)
+		case <-deadline:
+			t.Fatal("nothing after 20 s")
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+}
+
+func fetch(t *testing.T, c *http.Client, url string) (int, string) {
+	t.Helper()
+	resp, err := c.Get(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp.StatusCode, string(body)
+}
+
+// The whole agent: online, cut off, and started again while cut off.
+func TestRun(t *testing.T) {
+	s := newSite(t)
+	hub, admin := "https://"+s.options.ListenAddress, "http://"+s.options.MetricsListenAddress
+	client, stop := s.start(t)
+	until(t, nil, func() bool { code, _ := fetch(t, client, hub+"/api/v1/nodes/n1"); return code == http.StatusOK })
+	_, online := fetch(t, client, hub+"/api/v1/nodes/n1")
+	if code, body := fetch(t, http.DefaultClient, admin+"/readyz?verbose"); code != 200 || !strings.Contains(body, "[+]upstream ok") || !strings.Contains(body, "[+]journal ok") {
+		t.Errorf("GET /readyz?verbose = %d %q", code, body)
+	}
+	if _, body := fetch(t, http.DefaultClient, admin+"/metrics"); !strings.Contains(body, `edgehub_proxy_requests_total{code="200",resource="nodes",source="upstream",verb="get"}`) {
+		t.Errorf("GET /metrics does not tell of the request:\n%s", body)
+	}
+	if err := stop(); err != nil {
+		t.Fatalf("Run() = %v", err)
+	}
+
+	s.down.Store(true)
+	client, stop = s.start(t)
+	until(t, nil, func() bool { code, _ := fetch(t, client, hub+"/api/v1/nodes/n1"); return code == http.StatusOK })
+	if _, offline := fetch(t, client, hub+"/api/v1/nodes/n1"); offline != online {
+		t.Errorf("offline after a restart = %q, want %q", offline, online)
+	}
+	if code, body := fetch(t, client, hub+"/api/v1/nodes/n2"); code != http.StatusServiceUnavailable {
+		t.Errorf("not recorded = %d %q, want 503", code, body)
+	}
+	if _, body := fetch(t, http.DefaultClient, admin+"/readyz?verbose"); !strings.Contains(body, "[-]upstream degraded") {
+		t.Errorf("GET /readyz?verbose without a link = %q", body)
+	}
+	if err := stop(); err != nil {
+		t.Errorf("Run() without a link = %v", err)
+	}
+}
+
+// Whatever keeps the agent from starting is one error that names its cause.
+func TestRunRefuses(t *testing.T) {
+	for _, tc := range []struct {
+		name  string
+		spoil func(t *testing.T, o *Options) (want string)
+	}{
+		{"no certificate", func(t *testing.T, o *Options) string { o.NodeCertFile += ".missing"; return o.NodeCertFile }},
+		{"a broken certificate", func(t *testing.T, o *Options) string { write(t, o.NodeCertFile, []byte("x")); return o.NodeCertFile }},
+		{"no CA", func(t *testing.T, o *Options) string { o.ClientCAFile += ".missing"; return o.ClientCAFile }},
+		{"a file where the data should be", func(t *testing.T, o *Options) string { write(t, o.DataDir, nil); return o.DataDir }},
+		{"a broken encryption key", func(t *testing.T, o *Options) string {
+			o.EncryptionKeyFile = filepath.Join(filepath.Dir(o.DataDir), "key")
+			write(t, o.EncryptionKeyFile, []byte("short"))
+			return o.EncryptionKeyFile
+		}},
+		{"taken port", func(t *testing.T, o *Options) string { return take(t, &o.ListenAddress) }},
+		{"taken port of metrics", func(t *testing.T, o *Options) string { return take(t, &o.MetricsListenAddress) }},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			s := newSite(t)
+			want := tc.spoil(t, &s.options)
+			_, ctx := ktesting.NewTestContext(t)
+			err := Run(ctx, s.options)
+			if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n") {
+				t.Errorf("Run() = %v, want one error that names %s", err, want)
+			}
+			if l, err := net.Listen("tcp", s.options.ListenAddress); err == nil {
+				l.Close()
+			} else if want != s.options.ListenAddress {
+				t.Errorf("Run() left %s bound", s.options.ListenAddress)
+			}
+		})
+	}
+	t.Run("second process", func(t *testing.T) {
+		s := newSite(t)
+		s.start(t)
+		o := s.options
+		o.ListenAddress, o.MetricsListenAddress = freePort(t), freePort(t)
+		_, ctx := ktesting.NewTestContext(t)
+		if err := Run(ctx, o); err == nil || !strings.Contains(err.Error(), "in use by another process") {
+			t.Errorf("Run() beside another = %v, want ErrLocked", err)
+		}
+	})
+}
+
+func take(t *testing.T, address *string) string {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	*address = l.Addr().String()
+	return *address
+}

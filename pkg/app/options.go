@@ -1,0 +1,225 @@
+// Copyright The edgehub Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package app
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"net"
+	"net/netip"
+	"net/url"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+	"k8s.io/klog/v2"
+)
+
+// Options are what the command line says. DefaultOptions has the defaults.
+type Options struct {
+	ServerURLs   []string
+	ServerCAFile string
+	ClientCAFile string
+	NodeCertFile string
+	NodeKeyFile  string
+
+	DataDir           string
+	EncryptionKeyFile string
+
+	ListenAddress        string
+	LinkLocalAddress     string
+	MetricsListenAddress string
+	AllowNonLocalListen  bool
+
+	CacheMaxBytes           int64
+	CacheMaxScopes          int
+	CacheMaxObjectsPerScope int
+	FeedLinger              time.Duration
+
+	MaxRequestsInFlight  int
+	MaxStreamsInFlight   int
+	MaxBodyBytes         int64
+	RequestTimeout       time.Duration
+	ShutdownDrainTimeout time.Duration
+
+	OfflineTokenMaxAge   time.Duration
+	OfflineVerdictMaxAge time.Duration
+}
+
+// DefaultOptions fit a node that kubeadm has set up; --server-url has none.
+func DefaultOptions() Options {
+	return Options{
+		ServerCAFile:            "/etc/kubernetes/pki/ca.crt",
+		ClientCAFile:            "/etc/kubernetes/pki/ca.crt",
+		NodeCertFile:            "/var/lib/kubelet/pki/kubelet-client-current.pem",
+		NodeKeyFile:             "/var/lib/kubelet/pki/kubelet-client-current.pem",
+		DataDir:                 "/var/lib/edgehub",
+		ListenAddress:           "127.0.0.1:10268",
+		MetricsListenAddress:    "127.0.0.1:10267",
+		CacheMaxBytes:           1 << 30,
+		CacheMaxScopes:          2000,
+		CacheMaxObjectsPerScope: 50000,
+		FeedLinger:              10 * time.Minute,
+		MaxRequestsInFlight:     400,
+		MaxStreamsInFlight:      4000,
+		MaxBodyBytes:            3 << 20,
+		RequestTimeout:          60 * time.Second,
+		ShutdownDrainTimeout:    10 * time.Second,
+		OfflineTokenMaxAge:      24 * time.Hour,
+		OfflineVerdictMaxAge:    24 * time.Hour,
+	}
+}
+
+// AddFlags adds a flag for each option, with the options' values as defaults, and
+// klog's -v and --vmodule.
+func (o *Options) AddFlags(fs *pflag.FlagSet) {
+	fs.StringSliceVar(&o.ServerURLs, "server-url", o.ServerURLs, "API server as https://host:port, the preferred one first; repeat it for more. Required.")
+	fs.StringVar(&o.ServerCAFile, "server-ca-file", o.ServerCAFile, "PEM file with the authorities that may have signed the API servers' certificates.")
+	fs.StringVar(&o.ClientCAFile, "client-ca-file", o.ClientCAFile, "PEM file with the authorities whose client certificates are accepted; read again when it changes.")
+	fs.StringVar(&o.NodeCertFile, "node-cert-file", o.NodeCertFile, "PEM file with the node's client certificate, the one that kubelet uses; read again when it changes.")
+	fs.StringVar(&o.NodeKeyFile, "node-key-file", o.NodeKeyFile, "PEM file with the key of the node's client certificate; may be the same file.")
+
+	fs.StringVar(&o.DataDir, "data-dir", o.DataDir, "Directory for what is recorded (journal/) and for the serving certificate (pki/; pki/ca.crt is what clients must trust).")
+	fs.StringVar(&o.EncryptionKeyFile, "encryption-key-file", o.EncryptionKeyFile, "File with the key for what is encrypted at rest, 32 bytes in base64; made when it is missing. Empty: encryption.key in --data-dir, which protects copies of journal/ only.")
+
+	fs.StringVar(&o.ListenAddress, "listen-address", o.ListenAddress, "Address and port for clients on the host, HTTPS.")
+	fs.StringVar(&o.LinkLocalAddress, "link-local-address", o.LinkLocalAddress, "Link-local address and port for pods with a network of their own, HTTPS, such as 169.254.2.1:10268; the address must be on an interface. Empty: none.")
+	fs.StringVar(&o.MetricsListenAddress, "metrics-listen-address", o.MetricsListenAddress, "Address and port for /metrics, /livez and /readyz?verbose, plain HTTP. Empty: none.")
+	fs.BoolVar(&o.AllowNonLocalListen, "allow-non-local-listen", o.AllowNonLocalListen, "Allow addresses to listen on that other machines can reach.")
+
+	fs.Int64Var(&o.CacheMaxBytes, "cache-max-bytes", o.CacheMaxBytes, "Most bytes that records may take on disk; beyond, the least recently used go.")
+	fs.IntVar(&o.CacheMaxScopes, "cache-max-scopes", o.CacheMaxScopes, "Most scopes (what one list or watch asked for, by whom) that are recorded.")
+	fs.IntVar(&o.CacheMaxObjectsPerScope, "cache-max-objects-per-scope", o.CacheMaxObjectsPerScope, "Most objects of one scope that are recorded; a larger list passes by unrecorded.")
+	fs.DurationVar(&o.FeedLinger, "feed-linger", o.FeedLinger, "How long a watch upstream outlives the last watch on the node that it feeds.")
+
+	fs.IntVar(&o.MaxRequestsInFlight, "max-requests-in-flight", o.MaxRequestsInFlight, "Most requests served at once per address, without watches, logs and upgrades; one more gets 429.")
+	fs.IntVar(&o.MaxStreamsInFlight, "max-streams-in-flight", o.MaxStreamsInFlight, "Most watches, logs and upgrades served at once per address; one more gets 429.")
+	fs.Int64Var(&o.MaxBodyBytes, "max-body-bytes", o.MaxBodyBytes, "Most bytes of a request's body; a larger one gets 413.")
+	fs.DurationVar(&o.RequestTimeout, "request-timeout", o.RequestTimeout, "Longest time to answer a request that is no watch, log or upgrade.")
+	fs.DurationVar(&o.ShutdownDrainTimeout, "shutdown-drain-timeout", o.ShutdownDrainTimeout, "How long requests under way may go on at shutdown; watches end after them.")
+
+	fs.DurationVar(&o.OfflineTokenMaxAge, "offline-token-max-age", o.OfflineTokenMaxAge, "How long after it was last verified a bearer token without an expiry is accepted while the link is down.")
+	fs.DurationVar(&o.OfflineVerdictMaxAge, "offline-verdict-max-age", o.OfflineVerdictMaxAge, "How long the API server's yes to kubelet's TokenReviews and SubjectAccessReviews counts while the link is down.")
+
+	klogFlags := flag.NewFlagSet("klog", flag.ContinueOnError)
+	klog.InitFlags(klogFlags)
+	for _, name := range []string{"v", "vmodule"} {
+		f := pflag.PFlagFromGoFlag(klogFlags.Lookup(name))
+		if name == "v" {
+			f.Shorthand = "v"
+		}
+		fs.AddFlag(f)
+	}
+}
+
+// Validate reports all that is wrong with the values, each problem by its flag. It
+// looks at no file.
+func (o *Options) Validate() error {
+	var problems []error
+	wrong := func(flag, format string, args ...any) {
+		problems = append(problems, fmt.Errorf("--%s: "+format, append([]any{flag}, args...)...))
+	}
+	if len(o.ServerURLs) == 0 {
+		wrong("server-url", "required: where the API server is, such as https://10.0.0.1:6443")
+	}
+	for _, s := range o.ServerURLs {
+		u, err := url.Parse(s)
+		if err != nil || u.Scheme != "https" || u.Hostname() == "" || (u.Path != "" && u.Path != "/") || u.RawQuery != "" || u.User != nil {
+			wrong("server-url", "%q is not of the form https://host:port", s)
+		}
+	}
+	for flag, file := range map[string]string{"server-ca-file": o.ServerCAFile, "client-ca-file": o.ClientCAFile, "node-cert-file": o.NodeCertFile, "node-key-file": o.NodeKeyFile} {
+		if file == "" {
+			wrong(flag, "required")
+		}
+	}
+	if !filepath.IsAbs(o.DataDir) {
+		wrong("data-dir", "%q is not an absolute path", o.DataDir)
+	}
+	for flag, n := range map[string]int64{
+		"cache-max-bytes": o.CacheMaxBytes, "cache-max-scopes": int64(o.CacheMaxScopes), "cache-max-objects-per-scope": int64(o.CacheMaxObjectsPerScope),
+		"max-requests-in-flight": int64(o.MaxRequestsInFlight), "max-streams-in-flight": int64(o.MaxStreamsInFlight), "max-body-bytes": o.MaxBodyBytes,
+	} {
+		if n <= 0 {
+			wrong(flag, "%d is not a limit; it must be above 0", n)
+		}
+	}
+	for flag, d := range map[string]time.Duration{
+		"feed-linger": o.FeedLinger, "request-timeout": o.RequestTimeout, "shutdown-drain-timeout": o.ShutdownDrainTimeout,
+		"offline-token-max-age": o.OfflineTokenMaxAge, "offline-verdict-max-age": o.OfflineVerdictMaxAge,
+	} {
+		if d <= 0 {
+			wrong(flag, "%v is not a time to wait; it must be above 0", d)
+		}
+	}
+	return errors.Join(append(sorted(problems), o.validateAddresses()...)...)
+}
+
+func (o *Options) validateAddresses() (problems []error) {
+	flagOf := map[string]string{}
+	for _, a := range []struct{ flag, value string }{
+		{"listen-address", o.ListenAddress}, {"link-local-address", o.LinkLocalAddress}, {"metrics-listen-address", o.MetricsListenAddress},
+	} {
+		if a.value == "" && a.flag != "listen-address" {
+			continue
+		}
+		if err := validateAddress(a.value, a.flag == "link-local-address", o.AllowNonLocalListen); err != nil {
+			problems = append(problems, fmt.Errorf("--%s: %w", a.flag, err))
+		} else if first, taken := flagOf[a.value]; taken {
+			problems = append(problems, fmt.Errorf("--%s: %s is --%s's already", a.flag, a.value, first))
+		}
+		flagOf[a.value] = a.flag
+	}
+	return problems
+}
+
+func validateAddress(address string, linkLocal, anywhere bool) error {
+	host, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return fmt.Errorf("%q is not of the form address:port", address)
+	}
+	n, err := strconv.ParseUint(port, 10, 16)
+	if err != nil {
+		return fmt.Errorf("%q: the port is not a number from 1 to 65535", address)
+	}
+	if n == 0 {
+		return fmt.Errorf("%q: 0 is not a port; it would be a random one that no client knows. Name one from 1 to 65535", address)
+	}
+	ip, err := netip.ParseAddr(host)
+	if err != nil {
+		return fmt.Errorf("%q: %q is not an IP address", address, host)
+	}
+	switch {
+	case anywhere, ip.IsLinkLocalUnicast(), !linkLocal && ip.IsLoopback():
+		return nil
+	case linkLocal:
+		return fmt.Errorf("%s is not link-local (169.254.0.0/16 or fe80::/10); --allow-non-local-listen allows it", ip)
+	}
+	return fmt.Errorf("%s can be reached from other machines; --allow-non-local-listen allows it", ip)
+}
+
+// sorted puts the problems into the order of their texts, since maps have none.
+func sorted(problems []error) []error {
+	slices.SortFunc(problems, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
+	return problems
+}
+
+func (o *Options) encryptionKeyFile() string {
+	if o.EncryptionKeyFile != "" {
+		return o.EncryptionKeyFile
+	}
+	return filepath.Join(o.DataDir, "encryption.key")
+}
+
+// addresses are those of the proxy.
+func (o *Options) addresses() []string {
+	if o.LinkLocalAddress == "" {
+		return []string{o.ListenAddress}
+	}
+	return []string{o.ListenAddress, o.LinkLocalAddress}
+}
