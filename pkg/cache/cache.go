@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/klog/v2"
@@ -236,7 +237,9 @@ func (c *Cache) recorded(info *request.RequestInfo) bool {
 	case info.APIGroup == "authentication.k8s.io", info.APIGroup == "authorization.k8s.io":
 		return false
 	case info.APIGroup == "coordination.k8s.io" && info.Resource == "leases":
-		return info.Namespace == "kube-node-lease" && "system:node:"+info.Name == c.cfg.Node().GetName()
+		// A create has no name in its path; the node may only make its own.
+		own := "system:node:"+info.Name == c.cfg.Node().GetName() || info.Verb == "create"
+		return info.Namespace == "kube-node-lease" && own
 	}
 	return true
 }
@@ -373,20 +376,30 @@ func (c *Cache) nextFlush() (time.Time, bool) {
 	return next, !next.IsZero()
 }
 
+// maxFlushes is how many logs are flushed at once.
+const maxFlushes = 8
+
 // flushAll flushes the logs that want it and joins the errors.
 func (c *Cache) flushAll(want func(*log) bool) error {
-	var errs []error
+	var due []*log
 	for _, l := range c.allLogs() {
 		l.mu.RLock()
-		due := !l.due.IsZero() && want(l)
+		if !l.due.IsZero() && want(l) {
+			due = append(due, l)
+		}
 		l.mu.RUnlock()
-		if !due {
-			continue
-		}
-		if err := l.flush(); err != nil {
-			errs = append(errs, err)
-		}
 	}
+	// Several at a time: the file system commits what waits for it together.
+	errs := make([]error, len(due))
+	var g errgroup.Group
+	g.SetLimit(maxFlushes)
+	for i, l := range due {
+		g.Go(func() error {
+			errs[i] = l.flush()
+			return nil
+		})
+	}
+	_ = g.Wait() // errs has all of them
 	return errors.Join(errs...)
 }
 

@@ -346,3 +346,17 @@ func TestDiscoveryIsReplayed(t *testing.T) {
 		t.Errorf("discovery that was never asked for = %v, want an error", resp)
 	}
 }
+
+func TestNarrowerFromWhoeverCanTell(t *testing.T) {
+	server := newFakeServer()
+	server.put("configmaps/a/one", "1")
+	h := startHub(t, t.TempDir(), server)
+	narrow := h.body(alice, allMaps+"?fieldSelector=data.text=1") // the fake ignores it
+	server.put("configmaps/a/two", "2")
+	h.body(alice, allMaps)
+	server.setDown(true)
+	// The newer, wider scope cannot tell what data.text is.
+	if got := h.body(alice, allMaps+"?fieldSelector=data.text=1"); got != narrow {
+		t.Errorf("list = %s, want %s", got, narrow)
+	}
+}

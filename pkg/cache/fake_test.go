@@ -42,7 +42,7 @@ type fakeServer struct {
 	objects  map[string]fakeObject // by resource/namespace/name
 	history  []fakeEvent
 	all      []fakeEvent // history that is never forgotten
-	oldest   int // resourceVersion back to which history reaches
+	oldest   int         // resourceVersion back to which history reaches
 	down     bool
 	changed  chan struct{}
 	streams  map[*fakeStream]struct{}

@@ -204,12 +204,14 @@ func (f *feed) run(ctx context.Context) {
 			}
 			continue
 		}
+		logger.V(4).Info("Feed connects", "resourceVersion", f.scopeRV())
 		start, again := c.now(), f.resync // resync: only this goroutine sets it
 		err := f.connect(ctx)
 		f.disconnected(err)
 		if ctx.Err() != nil || f.isOver(err) {
 			return
 		}
+		logger.V(4).Info("Feed disconnected", "reason", err)
 		if c.now().Sub(start) > 10*time.Second {
 			backoff = minBackoff
 		}
@@ -223,6 +225,12 @@ func (f *feed) run(ctx context.Context) {
 		}
 		backoff = min(2*backoff, maxBackoff)
 	}
+}
+
+func (f *feed) scopeRV() string {
+	f.scope.log.mu.RLock()
+	defer f.scope.log.mu.RUnlock()
+	return f.scope.rv
 }
 
 // isOver decides whether an error ends the feed, and notes why.

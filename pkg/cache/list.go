@@ -4,11 +4,14 @@
 package cache
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"iter"
 	"net/http"
+	"slices"
 	"strconv"
+	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -85,18 +88,25 @@ func (c *Cache) replayList(req *http.Request, l *log, q *query) (*http.Response,
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	s, key := l.newest(q)
-	if s == nil {
-		return nil, errNotRecorded(q)
+	err := errNotRecorded(q)
+	scopes, keys := l.candidates(q)
+	for i, s := range scopes {
+		switch rv := o.ResourceVersion; {
+		case !validRV(rv):
+		case o.ResourceVersionMatch == metav1.ResourceVersionMatchExact && rv != s.rv:
+			err = apierrors.NewResourceExpired("the link to the API server is down: the recorded state is at " + s.rv + ", not at " + rv)
+			continue
+		case compareRV(rv, s.rv) > 0:
+			err = errTooNew(rv, s.rv)
+			continue
+		}
+		resp, serveErr := c.serveList(req, s, keys[i], sourceReplay)
+		if serveErr == nil {
+			return resp, nil
+		}
+		err = serveErr // a wider scope may not be able to tell, another one may
 	}
-	switch rv := o.ResourceVersion; {
-	case !validRV(rv):
-	case o.ResourceVersionMatch == metav1.ResourceVersionMatchExact && rv != s.rv:
-		return nil, apierrors.NewResourceExpired("the link to the API server is down: the recorded state is at " + s.rv + ", not at " + rv)
-	case compareRV(rv, s.rv) > 0:
-		return nil, errTooNew(rv, s.rv)
-	}
-	return c.serveList(req, s, key, sourceReplay)
+	return nil, err
 }
 
 // errTooNew is the API server's answer to a resourceVersion that it has not
@@ -107,25 +117,28 @@ func errTooNew(asked, have string) error {
 	return err
 }
 
-// newest returns the scope that answers q best, and what to look for in it. The
+// candidates returns the scopes that hold all that q asks for, and how it is
+// called in their representation. The representation that the client likes best
+// comes first, because that is what it was given online; in one, the newest. The
 // caller holds the log's lock.
-func (l *log) newest(q *query) (best *scope, key Key) {
+func (l *log) candidates(q *query) (scopes []*scope, keys []Key) {
 	for _, rep := range q.representations() {
 		want := q.key
 		want.Representation = rep
+		var found []*scope
 		for _, s := range l.scopes {
-			if !s.complete || !s.key.covers(want) {
-				continue
+			if s.complete && s.key.covers(want) {
+				found = append(found, s)
 			}
-			if c := 0; best != nil {
-				if c = compareRV(s.rv, best.rv); c < 0 || c == 0 && s.key != want {
-					continue
-				}
-			}
-			best, key = s, want
+		}
+		slices.SortFunc(found, func(a, b *scope) int {
+			return cmp.Or(compareRV(b.rv, a.rv), btoi(b.key == want)-btoi(a.key == want), strings.Compare(a.key.String(), b.key.String()))
+		})
+		for _, s := range found {
+			scopes, keys = append(scopes, s), append(keys, want)
 		}
 	}
-	return best, key
+	return scopes, keys
 }
 
 // serveList answers with what a scope holds of key. The caller holds the log's

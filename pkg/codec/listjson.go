@@ -134,14 +134,7 @@ func (l *jsonList) between(c byte) (int, error) {
 		}
 		return 0, fmt.Errorf("items is no array: %w", ErrNotList)
 	case jsonNextMember:
-		switch c {
-		case ',':
-			l.state = jsonWantKey
-			return 1, nil
-		case '}':
-			l.state = jsonClosed
-			return 1, nil
-		}
+		return l.separator(c, '}', jsonWantKey, jsonClosed)
 	case jsonFirstItem, jsonWantItem:
 		if c == '{' {
 			return begin(jsonInItem)
@@ -151,16 +144,22 @@ func (l *jsonList) between(c byte) (int, error) {
 			return 1, nil
 		}
 	case jsonNextItem:
-		switch c {
-		case ',':
-			l.state = jsonWantItem
-			return 1, nil
-		case ']':
-			l.state = jsonNextMember
-			return 1, nil
-		}
+		return l.separator(c, ']', jsonWantItem, jsonNextMember)
 	}
 	return 0, l.sc.unexpected(c)
+}
+
+// separator handles the byte behind a member or item.
+func (l *jsonList) separator(c, end byte, more, ended int) (int, error) {
+	switch c {
+	case ',':
+		l.state = more
+	case end:
+		l.state = ended
+	default:
+		return 0, l.sc.unexpected(c)
+	}
+	return 1, nil
 }
 
 func (l *jsonList) key(literal []byte) error {

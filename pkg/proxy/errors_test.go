@@ -116,7 +116,8 @@ func TestWriteErrorAbortsWhatHasBegun(t *testing.T) {
 				w.WriteHeader(200)
 			}
 			defer func() {
-				if got := recover() == http.ErrAbortHandler; got != tc.abort {
+				cause, _ := recover().(error)
+				if got := errors.Is(cause, http.ErrAbortHandler); got != tc.abort {
 					t.Errorf("writeError aborted: %v, want %v", got, tc.abort)
 				}
 			}()

@@ -9,11 +9,13 @@ import (
 	"net"
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apiserver/pkg/endpoints/request"
+	"k8s.io/klog/v2"
 )
 
 type metrics struct {
@@ -96,12 +98,79 @@ func WithMetrics(m *metrics) Middleware {
 	}
 }
 
+// accessLogLevel is the verbosity that WithAccessLog needs.
+const accessLogLevel = 3
+
+// WithAccessLog logs, at verbosity 3, who asked what and from where it was
+// answered: a request that ends by itself when it is over ("Answered"), a stream
+// also when its answer begins ("Streaming"). Of the request it tells what the path
+// names and the first word of the User-Agent; never a body, a query or a
+// credential. It must be inside WithMetrics and outside WithUser.
+func WithAccessLog() Middleware {
+	return func(next http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+			logger, r := klog.FromContext(req.Context()).V(accessLogLevel), responseFrom(req.Context())
+			if !logger.Enabled() || r == nil {
+				next.ServeHTTP(w, req)
+				return
+			}
+			start, finished := time.Now(), false
+			log := func(message, code string) {
+				logger.Info(message, append(accessValues(req, r), "code", code, "duration", time.Since(start))...)
+			}
+			if isLongRunning(req) {
+				r.onBegin = func() { log("Streaming", codeLabel(r.code)) }
+			}
+			defer func() {
+				code := "aborted"
+				if finished {
+					code = codeLabel(r.code)
+				}
+				log("Answered", code)
+			}()
+			next.ServeHTTP(w, req)
+			finished = true
+		})
+	}
+}
+
+func accessValues(req *http.Request, r *response) []any {
+	info := infoFrom(req)
+	resource := info.Resource
+	if info.Subresource != "" {
+		resource += "/" + info.Subresource
+	}
+	if !info.IsResourceRequest {
+		resource = info.Path
+	}
+	return []any{"verb", info.Verb, "resource", resource, "namespace", info.Namespace, "name", info.Name,
+		"user", r.user, "client", program(req.UserAgent()), "source", r.sourceLabel()}
+}
+
+// program is the name of the program in a User-Agent such as
+// "kubelet/v1.36.0 (linux/amd64) kubernetes/1234567".
+func program(userAgent string) string {
+	const longest = 64 // the client chooses it
+	name, _, _ := strings.Cut(userAgent, "/")
+	name, _, _ = strings.Cut(name, " ")
+	return name[:min(len(name), longest)]
+}
+
 // response notes what is sent. Everything else goes to the writer below it.
 type response struct {
 	http.ResponseWriter
-	code   int
-	bytes  int64
-	source string
+	code    int
+	bytes   int64
+	source  string
+	user    string // empty: nobody that is known
+	onBegin func() // called once code is set; nil: nobody wants to know
+}
+
+func (r *response) begin(code int) {
+	r.code = code
+	if r.onBegin != nil {
+		r.onBegin()
+	}
 }
 
 // Unwrap is for http.ResponseController, which flushes and hijacks through it.
@@ -118,14 +187,14 @@ func (r *response) sourceLabel() string {
 
 func (r *response) WriteHeader(code int) {
 	if r.code == 0 && code >= 200 { // 1xx: the answer is still to come
-		r.code = code
+		r.begin(code)
 	}
 	r.ResponseWriter.WriteHeader(code)
 }
 
 func (r *response) Write(p []byte) (int, error) {
 	if r.code == 0 {
-		r.code = http.StatusOK
+		r.begin(http.StatusOK)
 	}
 	n, err := r.ResponseWriter.Write(p)
 	r.bytes += int64(n)
@@ -137,7 +206,7 @@ func (r *response) Write(p []byte) (int, error) {
 func (r *response) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	conn, rw, err := http.NewResponseController(r.ResponseWriter).Hijack()
 	if err == nil {
-		r.code = http.StatusSwitchingProtocols
+		r.begin(http.StatusSwitchingProtocols)
 	}
 	return conn, rw, err
 }

@@ -153,6 +153,7 @@ func (p *Proxy) handler(errorLog *log.Logger) http.Handler {
 		WithRequestInfo(),                            // verb, resource, namespace, name for all below
 		WithHealth(p.cfg.Ready),                      // a probe has no credential and must not wait for a limit
 		WithMetrics(p.metrics),                       // needs the verb; outside identity, so that 401s are counted too
+		WithAccessLog(),                              // needs what WithMetrics notes; tells of refused callers too
 		WithDrain(p.drain),                           // whatever is below is waited for at shutdown
 		WithDeadline(p.cfg.RequestTimeout),           // bounds asking upstream who a caller is, too
 		WithUser(p.cfg.Authenticator, p.unavailable), // identity, before anything that is owed to a caller

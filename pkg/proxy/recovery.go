@@ -4,6 +4,7 @@
 package proxy
 
 import (
+	"errors"
 	"fmt"
 	"net/http"
 	"runtime/debug"
@@ -31,22 +32,24 @@ func WithPanicRecovery(m *metrics) Middleware {
 		return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 			r := &response{ResponseWriter: w}
 			defer func() {
-				cause := recover()
-				if cause == nil {
-					return
+				if cause := recover(); cause != nil {
+					recovered(r, req, m, cause)
 				}
-				if cause == http.ErrAbortHandler {
-					panic(cause)
-				}
-				m.panics.Inc()
-				klog.FromContext(req.Context()).Error(nil, "Panic while serving", "method", req.Method, "path", req.URL.Path,
-					"panic", fmt.Sprint(cause), "stack", string(debug.Stack()))
-				if r.begun() {
-					panic(http.ErrAbortHandler)
-				}
-				writeError(r, req, errPanic)
 			}()
 			next.ServeHTTP(r, req)
 		})
 	}
+}
+
+func recovered(r *response, req *http.Request, m *metrics, cause any) {
+	if err, ok := cause.(error); ok && errors.Is(err, http.ErrAbortHandler) {
+		panic(http.ErrAbortHandler)
+	}
+	m.panics.Inc()
+	klog.FromContext(req.Context()).Error(nil, "Panic while serving", "method", req.Method, "path", req.URL.Path,
+		"panic", fmt.Sprint(cause), "stack", string(debug.Stack()))
+	if r.begun() {
+		panic(http.ErrAbortHandler)
+	}
+	writeError(r, req, errPanic)
 }

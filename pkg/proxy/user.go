@@ -38,6 +38,9 @@ func WithUser(a Authenticator, unavailable func(error) error) Middleware {
 				writeError(w, req, apierrors.NewUnauthorized("Unauthorized"))
 				return
 			}
+			if r := responseFrom(req.Context()); r != nil {
+				r.user = u.GetName()
+			}
 			next.ServeHTTP(w, req.WithContext(request.WithUser(req.Context(), u)))
 		})
 	}

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -31,7 +32,7 @@ import (
 )
 
 const (
-	processPatience = 3 * time.Minute
+	processPatience = 2 * time.Minute
 
 	admin    = "conformance-admin"
 	nobody   = "conformance-nobody"
@@ -290,8 +291,13 @@ func TestConformance(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		var g errgroup.Group // a resourceVersion that is too new is waited for
+		g.SetLimit(16)
 		for _, q := range errs(list.ResourceVersion) {
-			r.compare(q)
+			g.Go(func() error { r.compare(q); return nil })
+		}
+		if err := g.Wait(); err != nil {
+			t.Error(err)
 		}
 	})
 	t.Run("pages", func(t *testing.T) { r.t = t; r.pages() })
@@ -342,6 +348,8 @@ func (r *rig) watches() {
 	}
 	rv := list.ResourceVersion
 	initial := "&sendInitialEvents=true&resourceVersionMatch=NotOlderThan"
+	var g errgroup.Group // most of the time goes by waiting for time-outs of 1 s
+	g.SetLimit(16)
 	for _, accept := range []string{js, pb + "," + js, metaPB + "," + metaJS, metaJS} {
 		accept = strings.ReplaceAll(accept, "MetadataList", "Metadata")
 		for _, path := range []string{"/api/v1/namespaces/a/configmaps", "/apis/example.com/v1/widgets", "/api/v1/namespaces/none/configmaps"} {
@@ -350,28 +358,29 @@ func (r *rig) watches() {
 				initial + "&timeoutSeconds=1", "&timeoutSeconds=1", "&timeoutSeconds=1&resourceVersion=0", "&timeoutSeconds=1&resourceVersion=" + rv, "&timeoutSeconds=1&resourceVersion=1",
 				"&timeoutSeconds=1&allowWatchBookmarks=true&labelSelector=n=1", initial + "&allowWatchBookmarks=true&fieldSelector=metadata.name=o-02",
 			} {
-				r.compareWatch(path+"?watch=1"+opts, accept)
+				g.Go(func() error { return r.compareWatch(path+"?watch=1"+opts, accept) })
 			}
 		}
 	}
-	r.compareWatch("/api/v1/watch/namespaces/a/configmaps?timeoutSeconds=1", js)
+	g.Go(func() error { return r.compareWatch("/api/v1/watch/namespaces/a/configmaps?timeoutSeconds=1", js) })
+	if err := g.Wait(); err != nil {
+		r.t.Error(err)
+	}
 }
 
-func (r *rig) compareWatch(path, accept string) {
-	r.t.Helper()
+func (r *rig) compareWatch(path, accept string) error {
 	want, err := r.direct.follow(r.t.Context(), path, accept, 0)
 	if err != nil {
-		r.t.Errorf("direct %s: %v", path, err)
-		return
+		return fmt.Errorf("direct %s: %w", path, err)
 	}
 	got, err := r.through.follow(r.t.Context(), path, accept, 0)
 	if err != nil {
-		r.t.Errorf("edgehub %s: %v", path, err)
-		return
+		return fmt.Errorf("edgehub %s: %w", path, err)
 	}
 	if d := cmp.Diff(want, got); d != "" {
 		r.t.Errorf("%s (%s) differs through edgehub (-direct +edgehub):\n%s", path, accept, d)
 	}
+	return nil
 }
 
 // offline cuts the link, kills the hub, starts it again and asks everything once
@@ -413,7 +422,7 @@ func (r *rig) offline(recorded map[question]answer) {
 // narrower asks offline for less than what was recorded: right, or 503.
 func (r *rig) narrower() {
 	for path, want := range map[string]int{
-		"/api/v1/namespaces/b/configmaps":                               10,
+		"/api/v1/namespaces/b/configmaps":                               11, // with kube-root-ca.crt
 		"/api/v1/namespaces/b/configmaps?labelSelector=n=7":             1,
 		"/api/v1/namespaces/a/pods?fieldSelector=spec.nodeName=n2":      3,
 		"/api/v1/pods?fieldSelector=spec.nodeName=n0,status.phase=none": 0,

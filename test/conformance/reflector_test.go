@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -115,10 +116,20 @@ func run(ctx context.Context, set map[string]cache.SharedIndexInformer) error {
 	return nil
 }
 
-// same waits until both sets of informers hold the same, at least of the
-// resourceVersions that the first holds.
-func same(t *testing.T, ctx context.Context, direct, through map[string]cache.SharedIndexInformer) {
+// same waits until both sets of informers hold the same, and the first one the
+// pod that was changed last.
+func same(t *testing.T, ctx context.Context, changed string, direct, through map[string]cache.SharedIndexInformer) {
 	t.Helper()
+	err := process.Poll(ctx, "the direct informer has the changed pod at "+changed, func(context.Context) error {
+		pods, err := contents(direct["pods"])
+		if err == nil && changed != "" && !strings.Contains(pods["b/o-04"], fmt.Sprintf("%q", changed)) {
+			err = fmt.Errorf("it has %s", pods["b/o-04"])
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
 	for name := range direct {
 		err := process.Poll(ctx, name+" are the same directly and through edgehub", func(context.Context) error {
 			want, err := contents(direct[name])
@@ -139,7 +150,6 @@ func same(t *testing.T, ctx context.Context, direct, through map[string]cache.Sh
 		}
 	}
 }
-
 func TestReflectors(t *testing.T) {
 	r := newRig(t)
 	for _, watchList := range []bool{true, false} {
@@ -173,16 +183,15 @@ func (r *rig) reflect(kind reflector) {
 			t.Fatal(err)
 		}
 	}
-	same(t, ctx, direct, through)
-	change(t, r.cp)
-	same(t, ctx, direct, through)
+	same(t, ctx, "", direct, through)
+	same(t, ctx, change(t, r.cp), direct, through)
 
 	r.link.Cut()
-	change(t, r.cp)
+	changed := change(t, r.cp)
 	if err := r.link.Heal(); err != nil {
 		t.Fatal(err)
 	}
-	same(t, ctx, direct, through)
+	same(t, ctx, changed, direct, through)
 
 	// Informers that start while the link is cut and the hub is new.
 	r.link.Cut()
@@ -199,17 +208,18 @@ func (r *rig) reflect(kind reflector) {
 	if err := run(ctx, late); err != nil {
 		t.Fatalf("offline, after a restart of edgehub: %v", err)
 	}
-	same(t, ctx, direct, late)
-	change(t, r.cp)
+	same(t, ctx, changed, direct, late)
+	changed = change(t, r.cp)
 	if err := r.link.Heal(); err != nil {
 		t.Fatal(err)
 	}
-	same(t, ctx, direct, late)
-	same(t, ctx, direct, through)
+	same(t, ctx, changed, direct, late)
+	same(t, ctx, changed, direct, through)
 }
 
-// change creates, changes and deletes some objects.
-func change(t *testing.T, cp *controlplane.ControlPlane) {
+// change creates, changes and deletes some objects, last a pod, and returns the
+// pod's resourceVersion.
+func change(t *testing.T, cp *controlplane.ControlPlane) string {
 	t.Helper()
 	ctx := t.Context()
 	maps := cp.Client.CoreV1().ConfigMaps("a")
@@ -239,7 +249,9 @@ func change(t *testing.T, cp *controlplane.ControlPlane) {
 		t.Fatal(err)
 	}
 	pod.Status.Message += "!"
-	if _, err := pods.UpdateStatus(ctx, pod, metav1.UpdateOptions{}); err != nil {
+	pod, err = pods.UpdateStatus(ctx, pod, metav1.UpdateOptions{})
+	if err != nil {
 		t.Fatal(err)
 	}
+	return pod.ResourceVersion
 }

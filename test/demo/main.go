@@ -1,9 +1,15 @@
 // Copyright The edgehub Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-// Command demo shows what edgehub is for, with a real API server and the real
-// kubelet code: a node is cut from its API server, everything on it is restarted,
-// and it comes back. Needs no root; what it starts, it ends.
+// Command demo shows what edgehub is for, with a real control plane and the real
+// kubelet code: a node runs pods through edgehub, its link is cut without a word,
+// kubelet and edgehub are killed and started again meanwhile, and the link comes
+// back. It tells what was asked and from where it was answered, and checks what
+// it tells.
+//
+// It needs no root and no terminal; colours are for terminals, unless NO_COLOR is
+// set. It exits with 0 only if all checks held, with 130 after SIGINT or SIGTERM.
+// What it has started it ends, and what it has written it removes, in any case.
 package main
 
 import (
@@ -12,158 +18,67 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"syscall"
 	"time"
-
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
-
-	"github.com/edgehub/edgehub/test/controlplane"
-	"github.com/edgehub/edgehub/test/link"
-	"github.com/edgehub/edgehub/test/node"
-	"github.com/edgehub/edgehub/test/process"
 )
 
-const (
-	nodeName = "edge-1"
-	podCount = 3
-)
+// longest is for the first time, when Kubernetes is built.
+const longest = 30 * time.Minute
 
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	defer stop()
-	ctx, cancel := context.WithTimeout(ctx, 20*time.Minute) // building Kubernetes takes most of it, once
+func main() { os.Exit(run()) }
+
+func run() int {
+	signalled, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	defer stop() // not before: a second signal must not interrupt the cleaning up
+	ctx, cancel := context.WithTimeout(signalled, longest)
 	defer cancel()
-	if err := run(ctx); err != nil {
-		fmt.Fprintln(os.Stderr, "demo:", err)
-		os.Exit(1)
-	}
-}
 
-func say(format string, args ...any) { fmt.Printf("\n== "+format+"\n", args...) }
-
-// demo is everything that runs.
-type demo struct {
-	cp      *controlplane.ControlPlane
-	link    *link.Link
-	hub     *node.Hub
-	kubelet *node.Kubemark
-	pods    kubernetes.Interface // as the node, through the hub
-}
-
-func run(ctx context.Context) (err error) {
-	d := &demo{}
-	defer func() { err = errors.Join(err, d.stop()) }()
-	say("etcd and kube-apiserver start (the first time they are built from source: some minutes)")
-	if err := d.start(ctx); err != nil {
-		return err
-	}
-	say("%s and its %d pods, through the hub:", nodeName, podCount)
-	if err := d.show(ctx); err != nil {
-		return err
-	}
-	say("The link to the API server is cut. kubelet and edgehub are killed, and started again.")
-	d.link.Cut()
-	if err := errors.Join(d.kubelet.Kill(), d.hub.Kill()); err != nil {
-		return err
-	}
-	began := time.Now()
-	if err := errors.Join(d.hub.Start(ctx), d.kubelet.Start(ctx)); err != nil {
-		return err
-	}
-	if err := d.show(ctx); err != nil {
-		return err
-	}
-	fmt.Printf("\nanswered %.1f s after the start, without an API server\n", time.Since(began).Seconds())
-	err = d.pods.CoreV1().Pods("default").Delete(ctx, "web-0", metav1.DeleteOptions{})
-	fmt.Printf("a write is not pretended: %v\n", err)
-	say("The link is healed.")
-	if err := d.link.Heal(); err != nil {
-		return err
-	}
-	if err := d.cp.WaitNodeReady(ctx, nodeName); err != nil {
-		return err
-	}
-	return d.show(ctx)
-}
-
-func (d *demo) start(ctx context.Context) (err error) {
-	if d.cp, err = controlplane.Start(ctx, controlplane.Config{}); err != nil {
-		return err
-	}
-	if d.link, err = link.New(ctx, d.cp.Addr()); err != nil {
-		return err
-	}
-	cert, key, err := d.cp.NodeCredentials(nodeName)
+	signal.Ignore(syscall.SIGPIPE) // a reader that has gone is no reason not to clean up
+	s := newScreen(os.Stdout)
+	s.lost = cancel
+	r, err := newRig()
 	if err != nil {
-		return err
+		s.say("%v", err)
+		return 1
 	}
-	if d.hub, err = node.NewHub(ctx, node.HubConfig{ServerURLs: []string{d.link.URL()}, ServerCAFile: d.cp.CAFile(), CertFile: cert, KeyFile: key}); err != nil {
-		return err
+	d := &demo{screen: s, rig: r, checks: &checks{screen: s}, endFeed: func() {}}
+	err = d.play(ctx)
+	d.endFeed()
+	interrupted := signalled.Err() != nil
+	if err != nil && !interrupted {
+		d.checks.add(false, "the demo got to its end", "yes", "%v", err)
+		s.line(r.logs())
 	}
-	if err := d.hub.Start(ctx); err != nil {
-		return err
+	if interrupted {
+		s.say("A signal: everything is ended and removed.")
 	}
-	client := d.hub.Through(&rest.Config{TLSClientConfig: rest.TLSClientConfig{CertFile: cert, KeyFile: key}})
-	if d.kubelet, err = node.NewKubemark(ctx, node.KubeletConfig{Name: nodeName, Client: client}); err != nil {
-		return err
-	}
-	if err := d.kubelet.Start(ctx); err != nil {
-		return err
-	}
-	client.ContentType = "application/vnd.kubernetes.protobuf" // as kubelet
-	if d.pods, err = kubernetes.NewForConfig(client); err != nil {
-		return err
-	}
-	if err := d.cp.WaitNodeReady(ctx, nodeName); err != nil {
-		return err
-	}
-	for i := range podCount {
-		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("web-%d", i)}, Spec: corev1.PodSpec{NodeName: nodeName,
-			Containers: []corev1.Container{{Name: "web", Image: "web"}}}}
-		if _, err := d.cp.Client.CoreV1().Pods("default").Create(ctx, pod, metav1.CreateOptions{}); err != nil {
-			return err
+	stopErr := r.stop()
+	if interrupted {
+		if stopErr != nil {
+			s.say("%v", stopErr)
 		}
-		if _, err := d.cp.WaitPodRunning(ctx, "default", pod.Name); err != nil {
-			return err
-		}
+		return 128 + int(syscall.SIGINT)
 	}
-	return nil
+	_, statErr := os.Stat(r.dir)
+	d.checks.add(stopErr == nil && errors.Is(statErr, os.ErrNotExist), "all is ended and removed", "yes", "%s", yes(stopErr))
+	return d.sum()
 }
 
-// show lists the node's pods as kubelet does, once there are all of them.
-func (d *demo) show(ctx context.Context) error {
-	var list *corev1.PodList
-	err := process.Poll(ctx, "all pods are listed", func(ctx context.Context) (err error) {
-		list, err = d.pods.CoreV1().Pods("").List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + nodeName})
-		if err == nil && len(list.Items) != podCount {
-			err = fmt.Errorf("%d of %d", len(list.Items), podCount)
-		}
-		return err
-	})
+func yes(err error) string {
 	if err != nil {
-		return err
+		return err.Error()
 	}
-	for _, p := range list.Items {
-		fmt.Printf("%s/%s\t%s\n", p.Namespace, p.Name, p.Status.Phase)
-	}
-	return nil
+	return "yes"
 }
 
-func (d *demo) stop() error {
-	var errs []error
-	if d.kubelet != nil {
-		errs = append(errs, d.kubelet.Close())
+// sum shows all checks and returns the exit code.
+func (d *demo) sum() int {
+	d.screen.act(7, "What was checked")
+	d.screen.raw(d.checks.table())
+	if !d.checks.held() {
+		d.screen.raw("\n" + d.screen.paint(red, "NOT ALL OF IT HELD") + "\n")
+		return 1
 	}
-	if d.hub != nil {
-		errs = append(errs, d.hub.Close())
-	}
-	if d.link != nil {
-		d.link.Close()
-	}
-	if d.cp != nil {
-		errs = append(errs, d.cp.Stop())
-	}
-	return errors.Join(errs...)
+	d.screen.raw(fmt.Sprintf("\n%s in %.0f s\n", d.screen.paint(green, "All of it held"), time.Since(d.screen.began).Seconds()))
+	return 0
 }

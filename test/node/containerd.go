@@ -6,8 +6,10 @@ package node
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -141,6 +143,38 @@ func (c *Containerd) RemovePods() error {
 		}
 	}
 	return run(filepath.Join(c.bin, "cri"), "-socket", c.Socket(), "rm")
+}
+
+// A Container is what Containers knows of one.
+type Container struct {
+	ID      string    `json:"id"`
+	Pod     string    `json:"pod"` // namespace/name
+	Running bool      `json:"running"`
+	PID     int       `json:"pid"` // on this machine; 0: it does not run
+	Started time.Time `json:"started"`
+}
+
+// Containers returns all containers, without the pods' sandboxes, those that have
+// ended included.
+func (c *Containerd) Containers(ctx context.Context) ([]Container, error) {
+	cmd := exec.CommandContext(ctx, filepath.Join(c.bin, "cri"), "-socket", c.Socket(), "ps")
+	var said bytes.Buffer
+	cmd.Stderr = &said
+	out, err := cmd.Output()
+	if err != nil {
+		return nil, fmt.Errorf("cri ps: %w: %s", err, bytes.TrimSpace(said.Bytes()))
+	}
+	var all []Container
+	for d := json.NewDecoder(bytes.NewReader(out)); ; {
+		var one Container
+		switch err := d.Decode(&one); {
+		case errors.Is(err, io.EOF):
+			return all, nil
+		case err != nil:
+			return nil, fmt.Errorf("cri ps: %w", err)
+		}
+		all = append(all, one)
+	}
 }
 
 // Close removes the pods, kills containerd, and removes the pod network's bridge

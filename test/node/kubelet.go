@@ -24,6 +24,7 @@ type Kubelet struct {
 	folder     folder
 	containerd *Containerd
 	ip         string // of the node, added to lo: the kubelet refuses a loopback address
+	port       int    // of its API
 	kubepods   bool   // its cgroups were there before
 	sysctls    map[string]string
 }
@@ -45,7 +46,7 @@ func NewKubelet(ctx context.Context, c KubeletConfig, runtime *Containerd, clien
 		return nil, err
 	}
 	k := &Kubelet{
-		folder: f, containerd: runtime, kubepods: len(cgroups()) > 0,
+		folder: f, containerd: runtime, kubepods: len(cgroups()) > 0, port: p,
 		ip: fmt.Sprintf("10.250.%d.%d", rand.IntN(256), 1+rand.IntN(254)),
 	}
 	for _, d := range []string{"root", "manifests", "pki"} {
@@ -89,6 +90,17 @@ func (k *Kubelet) Start(ctx context.Context) (err error) {
 
 // IP returns the node's address.
 func (k *Kubelet) IP() string { return k.ip }
+
+// URL returns the URL of its API. The certificate there is one that it has signed
+// itself.
+func (k *Kubelet) URL() string { return "https://" + net.JoinHostPort(k.ip, strconv.Itoa(k.port)) }
+
+// RootDir returns the folder of its pods' volumes, among others.
+func (k *Kubelet) RootDir() string { return k.folder.join("root") }
+
+// Unmount undoes the mounts of its pods' volumes, as a reboot of the machine does.
+// Kill the kubelet and remove the pods before.
+func (k *Kubelet) Unmount() error { return unmountBelow(k.folder.path) }
 
 // ManifestDir returns the folder of static pods.
 func (k *Kubelet) ManifestDir() string { return k.folder.join("manifests") }

@@ -43,6 +43,7 @@ type Log struct {
 	set      sync.RWMutex // guards what follows, and the counts of segments
 	closed   bool
 	removed  bool
+	drained  bool // closed, and the last View too
 	dir      string
 	segments []*segment // ascending; copied when changed
 	pinned   []*segment // replaced or removed, but still read by Views

@@ -90,7 +90,7 @@ type scanner struct {
 	seq    uint64 // of its first record
 	count  int    // good batches seen
 	next   uint32 // number of the next segment as the footer has it
-	torn   bool   // the segment ends with a batch that was not completely written
+	torn   bool   // the segment ends with a batch that is not whole
 	closed bool   // a sealed record was seen
 
 	// The batch being read.
@@ -108,7 +108,7 @@ func (s *scanner) scan() {
 		at, ok := s.batch()
 		switch {
 		case ok && len(s.bad) > 0 && !s.sealed && !s.later(at, s.pos):
-			s.tail()
+			s.torn = true
 			return
 		case ok:
 			s.deliver()
@@ -125,7 +125,7 @@ func (s *scanner) scan() {
 				return
 			}
 		default:
-			s.tail()
+			s.torn = true
 			return
 		}
 	}
@@ -285,14 +285,4 @@ func (s *scanner) resync(from int64) bool {
 		return true
 	}
 	return false
-}
-
-// tail ends the scan at pos: the batch there was not completely written.
-// Where the disk could not be read that cannot be known.
-func (s *scanner) tail() {
-	if s.failed {
-		s.damagedAll()
-		return
-	}
-	s.torn = true
 }

@@ -166,7 +166,8 @@ func (l *Log) reap(dead []*segment) {
 	l.set.Lock()
 	dir, removed := l.dir, l.removed
 	l.pinned = slices.DeleteFunc(l.pinned, func(s *segment) bool { return slices.Contains(dead, s) })
-	drained := l.closed && l.views == 0
+	drained := l.closed && l.views == 0 && !l.drained
+	l.drained = l.drained || drained
 	l.set.Unlock()
 	for _, s := range dead {
 		l.j.files.drop(s)

@@ -145,12 +145,12 @@ func (c *Contract) rule(req *http.Request) func(*http.Request) (*http.Response, 
 	case "create subjectaccessreviews.authorization.k8s.io":
 		return c.createSubjectAccessReview
 	case "create nodes":
-		return c.createOwn("/api/v1/nodes/", nodeKind)
+		return c.createNode
 	case "create csinodes.storage.k8s.io":
-		return c.createOwn("/apis/storage.k8s.io/v1/csinodes/", csiNodeKind)
+		return c.createCSINode
 	case "create leases.coordination.k8s.io":
 		if info.Namespace == leaseNamespace {
-			return c.createOwn(leasePath, leaseKind)
+			return c.createLease
 		}
 	}
 	if info.Name != node {
@@ -196,31 +196,41 @@ func (c *Contract) patchEvent(req *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
+func (c *Contract) createNode(req *http.Request) (*http.Response, error) {
+	return c.createOwn(req, "/api/v1/nodes/", nodeKind)
+}
+
+func (c *Contract) createCSINode(req *http.Request) (*http.Response, error) {
+	return c.createOwn(req, "/apis/storage.k8s.io/v1/csinodes/", csiNodeKind)
+}
+
+func (c *Contract) createLease(req *http.Request) (*http.Response, error) {
+	return c.createOwn(req, leasePath, leaseKind)
+}
+
 // createOwn answers 409 for the creation of an object of the node's own that is
 // recorded: kubelet takes it for "it is there" and goes on. path is of the
 // object, without its name.
-func (c *Contract) createOwn(path string, kind schema.GroupVersionKind) func(*http.Request) (*http.Response, error) {
-	return func(req *http.Request) (*http.Response, error) {
-		req, body, err := buffer(req, maxObjectBytes)
-		if err != nil {
-			return nil, err
-		}
-		resp, err := c.cfg.Next.RoundTrip(req)
-		if !c.unavailable(err) {
-			return resp, err
-		}
-		u, _ := request.UserFrom(req.Context())
-		node, _ := c.nodeName(u)
-		if name, ok := nameOf(req.Header.Get("Content-Type"), body, kind); !ok || name != node {
-			return nil, err
-		}
-		info, _ := request.RequestInfoFrom(req.Context())
-		if !c.recorded(req, path+node, info) {
-			return nil, err
-		}
-		c.metrics.answers.WithLabelValues("create_exists").Inc()
-		return nil, apierrors.NewAlreadyExists(schema.GroupResource{Group: info.APIGroup, Resource: info.Resource}, node)
+func (c *Contract) createOwn(req *http.Request, path string, kind schema.GroupVersionKind) (*http.Response, error) {
+	req, body, err := buffer(req, maxObjectBytes)
+	if err != nil {
+		return nil, err
 	}
+	resp, err := c.cfg.Next.RoundTrip(req)
+	if !c.unavailable(err) {
+		return resp, err
+	}
+	u, _ := request.UserFrom(req.Context())
+	node, _ := c.nodeName(u)
+	if name, ok := nameOf(req.Header.Get("Content-Type"), body, kind); !ok || name != node {
+		return nil, err
+	}
+	info, _ := request.RequestInfoFrom(req.Context())
+	if !c.recorded(req, path+node, info) {
+		return nil, err
+	}
+	c.metrics.answers.WithLabelValues("create_exists").Inc()
+	return nil, apierrors.NewAlreadyExists(schema.GroupResource{Group: info.APIGroup, Resource: info.Resource}, node)
 }
 
 // recorded reports whether Next holds the object at path, whose collection info is of.

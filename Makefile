@@ -1,0 +1,46 @@
+# make help lists what can be done.
+SHELL := /bin/bash
+GOLANGCI_LINT := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
+FUZZTIME ?= 30s
+
+.PHONY: help
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 10
+
+.PHONY: build
+build: ## the agent, as bin/edgehub
+	CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o bin/edgehub ./cmd/edgehub
+
+.PHONY: binaries
+binaries: ## what the tests run against (etcd, Kubernetes), built once into .bin
+	@echo "Building etcd and Kubernetes for the tests, unless .bin has them: some minutes the first time." >&2
+	test/bin/build.sh
+
+.PHONY: test
+test: binaries ## go vet and every test, with the race detector
+	go vet ./...
+	go test -race -timeout 30m ./...
+
+.PHONY: demo
+demo: ## a node is cut off, restarted, and comes back: with a real API server and kubelet
+	go build -o .bin/demo ./test/demo
+	.bin/demo
+
+.PHONY: lint
+lint: ## golangci-lint, built from source: slow the first time
+	go run $(GOLANGCI_LINT) run ./...
+
+.PHONY: fuzz
+fuzz: ## every fuzz test for FUZZTIME (30s) each
+	@set -e; for file in $$(grep -rlE '^func Fuzz' --include='*_test.go' pkg); do \
+		for f in $$(sed -nE 's/^func (Fuzz[A-Za-z0-9_]*)\(.*/\1/p' $$file); do \
+			echo "== ./$$(dirname $$file) $$f"; go test ./$$(dirname $$file) -run '^$$' -fuzz "^$$f$$" -fuzztime $(FUZZTIME); \
+		done; done
+
+.PHONY: bench
+bench: ## every benchmark, once
+	go test -run '^$$' -bench . -benchmem ./pkg/...
+
+.PHONY: docs
+docs: ## docs/flags.md from the program
+	go test ./pkg/app -run TestFlagsDoc -update
