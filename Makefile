@@ -38,7 +38,12 @@ fuzz: ## every fuzz test for FUZZTIME (30s) each
 		done; done
 
 .PHONY: bench
-bench: ## every benchmark, once
+bench: binaries ## edgehub beside what one would take instead, on a real API server
+	@go build -o .bin/bench ./bench
+	@.bin/bench
+
+.PHONY: microbench
+microbench: ## every Go benchmark, once
 	go test -run '^$$' -bench . -benchmem ./pkg/...
 
 .PHONY: docs

@@ -5,7 +5,9 @@ package cache
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net/http"
 	"os"
@@ -359,4 +361,47 @@ func TestNarrowerFromWhoeverCanTell(t *testing.T) {
 	if got := h.body(alice, allMaps+"?fieldSelector=data.text=1"); got != narrow {
 		t.Errorf("list = %s, want %s", got, narrow)
 	}
+}
+
+func TestWritesAreRecorded(t *testing.T) {
+	server := newFakeServer()
+	dir := t.TempDir()
+	h := startHub(t, dir, server)
+	write := func(u user.Info, method, path, body string) {
+		t.Helper()
+		resp, err := h.send(t.Context(), u, method, path, body)
+		if err != nil || resp.StatusCode/100 != 2 {
+			t.Fatalf("%s %s: %v, %v", method, path, resp, err)
+		}
+		if _, err := io.Copy(io.Discard, resp.Body); err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+	}
+	const maps, leases = "/api/v1/namespaces/a/configmaps", "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
+	write(alice, "POST", maps, `{"metadata":{"name":"one"},"data":{"text":"1"}}`)
+	write(alice, "POST", maps, `{"metadata":{"name":"two"},"data":{"text":"2"}}`)
+	write(alice, "PUT", maps+"/one", `{"metadata":{"name":"one"},"data":{"text":"1b"}}`)
+	write(alice, "POST", maps+"?dryRun=All", `{"metadata":{"name":"dry"},"data":{"text":"1"}}`)
+	write(alice, "DELETE", maps+"/two", "")
+	write(nodeUser, "POST", leases, `{"metadata":{"name":"n1"}}`)
+	h.stop()
+	server.setDown(true)
+	h = startHub(t, dir, server)
+	if got := h.body(alice, maps+"/one"); !strings.Contains(got, `"text":"1b"`) {
+		t.Errorf("offline get = %s, want the last write", got)
+	}
+	h.refusedGet(http.StatusServiceUnavailable, alice, maps+"/two")
+	h.refusedGet(http.StatusServiceUnavailable, alice, maps+"/dry")
+	h.refusedGet(http.StatusServiceUnavailable, bob, maps+"/one")
+	if got := h.body(nodeUser, leases+"/n1"); !strings.Contains(got, `"name":"n1"`) {
+		t.Errorf("own Lease = %s", got)
+	}
+	h.refused(http.StatusServiceUnavailable, func() (*http.Response, error) {
+		resp, err := h.send(t.Context(), alice, "PUT", maps+"/one", "{}")
+		if errors.Is(err, errDown) {
+			return nil, apierrors.NewServiceUnavailable("as the proxy says it")
+		}
+		return resp, err
+	})
 }

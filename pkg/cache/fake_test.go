@@ -166,7 +166,7 @@ func fakeJSON(key string, o fakeObject, typed bool) string {
 }
 
 func fakeKind(resource string) string {
-	return map[string]string{"configmaps": "ConfigMap", "secrets": "Secret"}[resource]
+	return map[string]string{"configmaps": "ConfigMap", "secrets": "Secret", "leases": "Lease"}[resource]
 }
 
 func (f *fakeServer) RoundTrip(req *http.Request) (*http.Response, error) {
@@ -174,6 +174,9 @@ func (f *fakeServer) RoundTrip(req *http.Request) (*http.Response, error) {
 	defer f.mu.Unlock()
 	if f.down {
 		return nil, fmt.Errorf("fake: %w", errDown)
+	}
+	if req.Method != http.MethodGet {
+		return f.write(req)
 	}
 	f.requests = append(f.requests, req.Method+" "+req.URL.RequestURI())
 	info, err := fakeResolver.NewRequestInfo(req)
@@ -202,6 +205,38 @@ func (f *fakeServer) RoundTrip(req *http.Request) (*http.Response, error) {
 		return f.watch(req, info, prefix), nil
 	}
 	return fakeAnswer(req, 405, `{"kind":"Status","apiVersion":"v1","status":"Failure","code":405}`), nil
+}
+
+// write creates, updates or deletes a ConfigMap, or makes a Lease out of nothing.
+func (f *fakeServer) write(req *http.Request) (*http.Response, error) {
+	info, err := fakeResolver.NewRequestInfo(req)
+	if err != nil {
+		return nil, err
+	}
+	var i fakeItem
+	if req.Body != nil {
+		if err := json.NewDecoder(req.Body).Decode(&i); err != nil && err != io.EOF {
+			return nil, err
+		}
+	}
+	if i.Metadata.Name == "" {
+		i.Metadata.Name = info.Name
+	}
+	key := info.Resource + "/" + info.Namespace + "/" + i.Metadata.Name
+	f.rv++
+	if req.Method == http.MethodDelete {
+		o := f.objects[key]
+		delete(f.objects, key)
+		f.record(fakeEvent{"DELETED", key, fakeObject{rv: f.rv, text: o.text}})
+		return fakeAnswer(req, 200, `{"kind":"Status","apiVersion":"v1","status":"Success"}`), nil
+	}
+	kind := "ADDED"
+	if _, ok := f.objects[key]; ok {
+		kind = "MODIFIED"
+	}
+	f.objects[key] = fakeObject{rv: f.rv, text: i.Data.Text}
+	f.record(fakeEvent{kind, key, f.objects[key]})
+	return fakeAnswer(req, 201, fakeJSON(key, f.objects[key], true)), nil
 }
 
 func (f *fakeServer) keys(prefix, name string) []string {
@@ -329,7 +364,12 @@ func startHub(t *testing.T, dir string, server *fakeServer, change ...func(*Conf
 // do sends a GET of a path as a user and returns the response.
 func (h *hub) do(ctx context.Context, u user.Info, path string) (*http.Response, error) {
 	h.t.Helper()
-	req := httptest.NewRequestWithContext(ctx, http.MethodGet, path, nil)
+	return h.send(ctx, u, http.MethodGet, path, "")
+}
+
+func (h *hub) send(ctx context.Context, u user.Info, method, path, body string) (*http.Response, error) {
+	h.t.Helper()
+	req := httptest.NewRequestWithContext(ctx, method, path, strings.NewReader(body))
 	if u != nodeUser {
 		req.Header.Set("Authorization", "Bearer "+u.GetName())
 	}

@@ -139,7 +139,7 @@ func TestKubemark(t *testing.T) {
 	n.checkAtRest(kubemarkRoot(t, n.kubelet))
 
 	n.phase("healed")
-	healed := n.heal()
+	healed := n.heal(0)
 	n.back(healed)
 	n.checkNoLists(healed)
 	n.checkNoneDeleted()
@@ -155,7 +155,7 @@ func TestKubemark(t *testing.T) {
 
 	n.phase("healed again")
 	n.forget(0)
-	healed = n.heal()
+	healed = n.heal(1)
 	n.back(healed)
 	n.poll("kubelet has that pod no more", n.runs(http.DefaultClient, n.url))
 	n.checkNoLists(healed)

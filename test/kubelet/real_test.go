@@ -152,10 +152,9 @@ func (n *realNode) kill() {
 // reboot does to the node what a reboot does, in so far as that can be done to a
 // part of a machine: kubelet, edgehub and containerd are killed, all sandboxes and
 // containers are gone, the volumes in memory (Secrets, tokens) too; the disk stays.
-// Then containerd is started, then (with the hub) edgehub, then kubelet. It returns
-// how long after that the first container and the last one had started, by the
-// runtime's own times.
-func (n *realNode) reboot(withHub bool) (first, all time.Duration, containers map[string]node.Container) {
+// Then containerd is started, then (with the hub) edgehub, then kubelet; the last
+// two count. It returns the containers, and how long it took.
+func (n *realNode) reboot(withHub bool) (map[string]node.Container, took) {
 	n.t.Helper()
 	n.kill()
 	n.must(errors.Join(n.runtime.RemovePods(), n.kubelet.Unmount(), n.runtime.Kill()))
@@ -169,10 +168,35 @@ func (n *realNode) reboot(withHub bool) (first, all time.Duration, containers ma
 		n.must(n.hub.Start(ctx))
 	}
 	n.must(n.kubelet.Start(ctx))
-	containers = n.allRun()
+	containers := n.allRun()
 	started := func(a, b node.Container) int { return a.Started.Compare(b.Started) }
 	byStart := slices.SortedFunc(maps.Values(containers), started)
-	return byStart[0].Started.Sub(start), byStart[len(byStart)-1].Started.Sub(start), containers
+	return containers, took{first: byStart[0].Started.Sub(start), all: byStart[len(byStart)-1].Started.Sub(start)}
+}
+
+// took is how long after its start a node had the first container of a pod
+// running, and those of all, by the runtime's own times.
+type took struct{ first, all time.Duration }
+
+func (t took) String() string {
+	return fmt.Sprintf("first pod after %v, all after %v", round(t.first), round(t.all))
+}
+
+// reboots boots the node twice, looks into the containers each time, and returns
+// the better time: what else the machine does at the moment tells more than what is
+// measured.
+func (n *realNode) reboots(withHub bool) took {
+	n.t.Helper()
+	var best took
+	for range 2 {
+		containers, t := n.reboot(withHub)
+		n.checkContents(containers)
+		n.t.Logf("one reboot: %v", t)
+		if best.all == 0 || t.all < best.all {
+			best = t
+		}
+	}
+	return best
 }
 
 // online starts kubelet and the pods.
@@ -230,27 +254,24 @@ func TestKubelet(t *testing.T) {
 	}
 
 	n.phase("cut; the node is booted anew")
-	first, all, containers := n.reboot(true)
-	n.checkContents(containers)
+	offline := n.reboots(true)
 	n.poll("kubelet has all its pods again", n.runs(n.client, n.kubelet.URL()))
 	n.checkReplays()
 	n.must(n.intact(t.Context()))
 	n.checkAtRest(n.kubelet.RootDir())
 
 	n.phase("healed")
-	healed := n.heal()
+	healed := n.heal(0)
 	n.back(healed)
 	n.checkNoLists(healed)
 	n.checkNoneDeleted()
 
 	n.phase("online, without edgehub; the node is booted anew")
 	n.must(controlplane.WriteKubeconfig(filepath.Join(n.dir, "kubeconfig"), n.direct))
-	directFirst, directAll, containers := n.reboot(false)
-	n.checkContents(containers)
-	t.Logf("reboot: %d pods; link cut, through edgehub: first %v, all %v; online, without edgehub: first %v, all %v",
-		realPods, round(first), round(all), round(directFirst), round(directAll))
-	if all > directAll+slower {
-		t.Errorf("offline reboot took %v, online and without edgehub %v", all, directAll)
+	online := n.reboots(false)
+	t.Logf("reboot: %d pods; link cut, through edgehub: %v; online, without edgehub: %v", realPods, offline, online)
+	if offline.all > online.all+slower {
+		t.Errorf("all pods are back after %v offline, after %v online and without edgehub", offline.all, online.all)
 	}
 }
 
@@ -268,7 +289,7 @@ func TestKubeletTwoHours(t *testing.T) {
 
 	n.phase("cut; the node is booted anew")
 	n.cut()
-	first, all, containers := n.reboot(true)
+	containers, boot := n.reboot(true)
 	mounted := n.checkContents(containers)
 	n.poll("kubelet has all its pods again", n.runs(n.client, n.kubelet.URL()))
 	for i, token := range mounted {
@@ -282,10 +303,10 @@ func TestKubeletTwoHours(t *testing.T) {
 	n.checkReplays()
 	n.must(n.intact(t.Context()))
 	n.checkRecordedExpired()
-	t.Logf("reboot: %d pods; link cut, through edgehub, tokens of %v ago: first %v, all %v", realPods, ago, round(first), round(all))
+	t.Logf("reboot: %d pods; link cut, through edgehub, tokens of %v ago: %v", realPods, ago, boot)
 
 	n.phase("healed")
-	healed := n.heal()
+	healed := n.heal(0)
 	n.back(healed)
 	n.checkNoLists(healed)
 	n.checkNoneDeleted()

@@ -25,7 +25,7 @@ type Kubelet struct {
 	containerd *Containerd
 	ip         string // of the node, added to lo: the kubelet refuses a loopback address
 	port       int    // of its API
-	kubepods   bool   // its cgroups were there before
+	cgroup     string // of its own, for its pods
 	sysctls    map[string]string
 }
 
@@ -46,7 +46,7 @@ func NewKubelet(ctx context.Context, c KubeletConfig, runtime *Containerd, clien
 		return nil, err
 	}
 	k := &Kubelet{
-		folder: f, containerd: runtime, kubepods: len(cgroups()) > 0, port: p,
+		folder: f, containerd: runtime, port: p, cgroup: fmt.Sprintf("edgehub%d", rand.IntN(1e6)),
 		ip: fmt.Sprintf("10.250.%d.%d", rand.IntN(256), 1+rand.IntN(254)),
 	}
 	for _, d := range []string{"root", "manifests", "pki"} {
@@ -58,6 +58,7 @@ func NewKubelet(ctx context.Context, c KubeletConfig, runtime *Containerd, clien
 		controlplane.WriteKubeconfig(f.join("kubeconfig"), c.Client),
 		fill(f.join("config.yaml"), kubeletConfiguration, map[string]string{
 			"dir": f.path, "ip": k.ip, "port": strconv.Itoa(p), "socket": runtime.Socket(), "ca": clientCAFile,
+			"cgroup": k.cgroup,
 		}),
 	); err != nil {
 		return nil, errors.Join(err, f.remove())
@@ -79,6 +80,9 @@ func (k *Kubelet) Start(ctx context.Context) (err error) {
 		if k.sysctls, err = readSysctls(); err != nil {
 			return err
 		}
+	}
+	if err := makeCgroup(k.cgroup); err != nil {
+		return err
 	}
 	if !hasAddress(k.ip) {
 		if err := run("ip", "addr", "add", k.ip+"/32", "dev", "lo"); err != nil {
@@ -106,13 +110,10 @@ func (k *Kubelet) Unmount() error { return unmountBelow(k.folder.path) }
 func (k *Kubelet) ManifestDir() string { return k.folder.join("manifests") }
 
 // Close kills the kubelet, removes its pods, and undoes what it has done to this
-// machine: mounts, cgroups, kernel parameters, links to logs, its address.
+// machine: mounts, its cgroup, kernel parameters, links to logs, its address.
 func (k *Kubelet) Close() error {
 	err := errors.Join(k.Kill(), k.containerd.RemovePods(), unmountBelow(k.folder.path),
-		writeSysctls(k.sysctls), removeLogLinks(k.folder.path))
-	if !k.kubepods {
-		err = errors.Join(err, removeCgroups())
-	}
+		writeSysctls(k.sysctls), removeLogLinks(k.folder.path), removeCgroup(k.cgroup))
 	if hasAddress(k.ip) {
 		err = errors.Join(err, run("ip", "addr", "del", k.ip+"/32", "dev", "lo"))
 	}
@@ -140,6 +141,7 @@ healthzPort: 0
 readOnlyPort: 0
 failCgroupV1: false
 cgroupDriver: cgroupfs
+cgroupRoot: /{{.cgroup}}
 containerRuntimeEndpoint: unix://{{.socket}}
 staticPodPath: {{.dir}}/manifests
 podLogsDir: {{.dir}}/pod-logs

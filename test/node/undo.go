@@ -84,22 +84,48 @@ func removeLogLinks(dir string) error {
 	return errors.Join(errs...)
 }
 
-// cgroups returns the kubelet's cgroups: kubepods, of version 2 or of every
-// controller of version 1.
-func cgroups() []string {
-	var found []string
-	for _, pattern := range []string{"/sys/fs/cgroup/kubepods", "/sys/fs/cgroup/*/kubepods"} {
-		m, _ := filepath.Glob(pattern) // only fails for a bad pattern
-		found = append(found, m...)
+// cgroupParents returns where a kubelet's own cgroup is: the root, with version 2, or
+// that of every controller with version 1.
+func cgroupParents() ([]string, error) {
+	const root = "/sys/fs/cgroup"
+	var st unix.Statfs_t
+	if err := unix.Statfs(root, &st); err != nil {
+		return nil, fmt.Errorf("%s: %w", root, err)
 	}
-	return found
+	if st.Type == unix.CGROUP2_SUPER_MAGIC {
+		return []string{root}, nil
+	}
+	entries, err := os.ReadDir(root)
+	if err != nil {
+		return nil, err
+	}
+	var parents []string
+	for _, e := range entries { // links are second names
+		if e.IsDir() && e.Name() != "unified" {
+			parents = append(parents, filepath.Join(root, e.Name()))
+		}
+	}
+	return parents, nil
 }
 
-// removeCgroups removes the kubelet's cgroups; those that hold a process stay,
-// and are an error.
-func removeCgroups() error {
-	var errs []error
-	for _, root := range cgroups() {
+// makeCgroup makes an empty cgroup for a kubelet, in which it keeps those of its
+// pods: it kills what it does not know there, another kubelet's pods included.
+func makeCgroup(name string) error {
+	parents, err := cgroupParents()
+	errs := []error{err}
+	for _, p := range parents {
+		errs = append(errs, os.MkdirAll(filepath.Join(p, name), 0o755))
+	}
+	return errors.Join(errs...)
+}
+
+// removeCgroup removes a kubelet's cgroup and those in it; one that holds a
+// process stays, and is an error.
+func removeCgroup(name string) error {
+	parents, err := cgroupParents()
+	errs := []error{err}
+	for _, p := range parents {
+		root := filepath.Join(p, name)
 		var dirs []string
 		err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 			if err == nil && d.IsDir() {
