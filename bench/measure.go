@@ -150,7 +150,10 @@ func (b *bench) passThrough(ctx context.Context) error {
 			rates[name], medians[name] = append(rates[name], rate), append(medians[name], float64(median.Microseconds()))
 		}
 	}
-	best := func(m map[string][]float64, name string) float64 { slices.Sort(m[name]); return m[name][len(m[name])/2] }
+	best := func(m map[string][]float64, name string) float64 {
+		slices.Sort(m[name])
+		return m[name][len(m[name])/2]
+	}
 	b.atLeast("GET through edgehub, of a bare ReverseProxy's throughput", 100*best(rates, "hub")/best(rates, "bare"), "%", 90,
 		fmt.Sprintf("%.0f/s; bare %.0f/s; direct %.0f/s", best(rates, "hub"), best(rates, "bare"), best(rates, "direct")))
 	b.atMost("GET through edgehub, p50 over direct", best(medians, "hub")-best(medians, "direct"), "µs", 150,

@@ -34,7 +34,7 @@ type site struct {
 	down    atomic.Bool
 }
 
-func newSite(t *testing.T) *site {
+func newSite(t testing.TB) *site {
 	dir := t.TempDir()
 	caKey, ca := certificate(t, &x509.Certificate{Subject: pkix.Name{CommonName: "ca"}, IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}, nil, nil)
 	serverKey, serverCert := certificate(t, &x509.Certificate{IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}}, ca, caKey)
@@ -83,7 +83,7 @@ func newSite(t *testing.T) *site {
 	return s
 }
 
-func certificate(t *testing.T, template, parent *x509.Certificate, parentKey *ecdsa.PrivateKey) (*ecdsa.PrivateKey, *x509.Certificate) {
+func certificate(t testing.TB, template, parent *x509.Certificate, parentKey *ecdsa.PrivateKey) (*ecdsa.PrivateKey, *x509.Certificate) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -104,14 +104,14 @@ func certificate(t *testing.T, template, parent *x509.Certificate, parentKey *ec
 	return key, cert
 }
 
-func write(t *testing.T, file string, data []byte) {
+func write(t testing.TB, file string, data []byte) {
 	t.Helper()
 	if err := os.WriteFile(file, data, 0o600); err != nil {
 		t.Fatal(err)
 	}
 }
 
-func freePort(t *testing.T) string {
+func freePort(t testing.TB) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -122,7 +122,7 @@ func freePort(t *testing.T) string {
 }
 
 // start runs the agent until the test ends; stop ends it and returns what Run returned.
-func (s *site) start(t *testing.T) (client *http.Client, stop func() error) {
+func (s *site) start(t testing.TB) (client *http.Client, stop func() error) {
 	t.Helper()
 	_, ctx := ktesting.NewTestContext(t)
 	ctx, cancel := context.WithCancel(ctx)
@@ -149,7 +149,7 @@ func (s *site) start(t *testing.T) (client *http.Client, stop func() error) {
 }
 
 // until polls over real sockets, where no virtual time can be.
-func until(t *testing.T, ended <-chan error, f func() bool) {
+func until(t testing.TB, ended <-chan error, f func() bool) {
 	t.Helper()
 	deadline := time.After(20 * time.Second)
 	for !f() {

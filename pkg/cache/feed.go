@@ -245,10 +245,12 @@ func (f *feed) isOver(err error) bool {
 		return true
 	case errors.Is(err, errTooLarge):
 		l.c.metrics.abandoned.WithLabelValues("too large").Inc()
+		l.avoid(f.scope.key)
 		l.drop(f.scope)
 		return true
 	case errors.Is(err, errNotAnObject):
 		l.c.metrics.abandoned.WithLabelValues("undecodable").Inc()
+		l.avoid(f.scope.key)
 		l.drop(f.scope)
 		return true
 	case !errors.As(err, &r):

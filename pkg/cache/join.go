@@ -85,9 +85,12 @@ type join struct {
 func (j *join) run() (*http.Response, error) {
 	j.l.mu.Lock()
 	s, err := j.scope()
-	if errors.Is(err, errNotOffered) {
+	if errors.Is(err, errNotOffered) || err == nil && s.feed == nil && j.l.avoids(s.key) && j.c.cfg.Upstream.Up() {
+		if s != nil && !s.complete {
+			j.l.drop(s)
+		}
 		j.l.mu.Unlock()
-		return j.c.pass(j.req) // the API server has the words for that
+		return j.c.pass(j.req)
 	}
 	if err != nil {
 		j.l.mu.Unlock()

@@ -43,7 +43,8 @@ type log struct {
 	single    map[codec.Representation]*scope
 	responses map[string]*record
 	lastID    uint32
-	jsonOnly  bool             // the API server has no protobuf for this resource
+	jsonOnly  bool // the API server has no protobuf for this resource
+	avoided   map[Key]time.Time
 	shown     map[Key]string   // resourceVersions of lists that the user saw
 	pages     map[string]*page // by continue token
 	pageCount int64
@@ -72,7 +73,7 @@ func newLog(c *Cache, name logName) *log {
 	return &log{
 		c: c, name: name,
 		scopes: map[Key]*scope{}, single: map[codec.Representation]*scope{},
-		shown: map[Key]string{}, responses: map[string]*record{}, dirtyResp: map[string]*record{},
+		shown: map[Key]string{}, avoided: map[Key]time.Time{}, responses: map[string]*record{}, dirtyResp: map[string]*record{},
 	}
 }
 
@@ -131,6 +132,28 @@ func (l *log) drop(s *scope) {
 		l.touch(true)
 	}
 	s.reset()
+}
+
+const (
+	// avoidFor is how long no feed is opened for what one could not keep.
+	avoidFor = 10 * time.Minute
+	// maxAvoided bounds what is remembered for that.
+	maxAvoided = 64
+)
+
+// avoid notes that a feed cannot keep a scope. The caller holds mu.
+func (l *log) avoid(key Key) {
+	if len(l.avoided) >= maxAvoided {
+		clear(l.avoided)
+	}
+	l.avoided[key] = l.c.now()
+}
+
+// avoids reports whether a scope was found to be too much for a feed not long
+// ago. The caller holds mu.
+func (l *log) avoids(key Key) bool {
+	t, ok := l.avoided[key]
+	return ok && l.c.now().Sub(t) < avoidFor
 }
 
 // maxShown bounds how many lists' resourceVersions are remembered one by one.

@@ -171,6 +171,8 @@ func readMeta(item []byte, protobuf bool) (m meta, err error) {
 				namespace = string(v)
 			case 6:
 				rv = string(v)
+			case 11:
+				return m.label(v)
 			}
 			return nil
 		})
@@ -180,6 +182,24 @@ func readMeta(item []byte, protobuf bool) (m meta, err error) {
 	m.key = namespace + "/" + name
 	m.rv, err = strconv.ParseInt(rv, 10, 64)
 	return m, err
+}
+
+// label reads an entry of a map of strings.
+func (m *meta) label(entry []byte) error {
+	var k, v string
+	err := fields(entry, func(n protowire.Number, b []byte) error {
+		if n == 1 {
+			k = string(b)
+		} else {
+			v = string(b)
+		}
+		return nil
+	})
+	if m.labels == nil {
+		m.labels = map[string]string{}
+	}
+	m.labels[k] = v
+	return err
 }
 
 // frames returns a reader of the frames of a watch.

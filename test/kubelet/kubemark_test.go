@@ -161,6 +161,49 @@ func TestKubemark(t *testing.T) {
 	n.checkNoLists(healed)
 }
 
+// edgehub alone is killed and started again under a running kubelet, first with
+// the link up, then cut. Kubelet's watches go on where they were: nothing is listed,
+// and what happens afterwards arrives.
+func TestKubemarkHubRestarts(t *testing.T) {
+	n := newMarkedNode(t)
+	n.phase("online")
+	process.Run(t, n.kubelet)
+	n.ready(time.Now())
+	n.create(10)
+	n.poll("kubelet's API shows its pods", n.runs(http.DefaultClient, n.url))
+
+	n.phase("online; edgehub is killed and started")
+	since := time.Now()
+	n.must(n.hub.Kill())
+	n.must(n.hub.Start(t.Context()))
+	n.feedsLive(since)
+	n.checkNoLists(since)
+	n.create(1)
+	n.delete(0)
+	n.poll("kubelet has one pod more and one less", n.runs(http.DefaultClient, n.url))
+
+	n.phase("cut; edgehub is killed and started")
+	n.cut()
+	n.must(n.hub.Kill())
+	n.must(n.hub.Start(t.Context()))
+	n.poll("kubelet watches again", func(ctx context.Context) error {
+		watchers, err := n.hub.Metric(ctx, "edgehub_cache_watchers")
+		// of pods, and of a ConfigMap and a Secret of each; there are more
+		if want := 1 + 2*len(n.pods); err == nil && watchers < float64(want) {
+			err = fmt.Errorf("%v watches, want at least %d", watchers, want)
+		}
+		return err
+	})
+	n.must(n.runs(http.DefaultClient, n.url)(t.Context()))
+
+	n.phase("healed")
+	healed := n.heal(0)
+	n.back(healed)
+	n.checkNoLists(healed)
+	n.create(1)
+	n.poll("kubelet runs a new pod", n.runs(http.DefaultClient, n.url))
+}
+
 // delete deletes pod i, and waits until kubelet has let it go.
 func (r *rig) delete(i int) {
 	r.t.Helper()

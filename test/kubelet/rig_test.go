@@ -258,6 +258,13 @@ func (r *rig) heal(deleted int) time.Time {
 	}()
 	healed := time.Now()
 	r.must(r.link.Heal())
+	r.feedsLive(healed)
+	return healed
+}
+
+// feedsLive waits until every feed follows the API server.
+func (r *rig) feedsLive(since time.Time) {
+	r.t.Helper()
 	r.poll("all feeds are live", func(ctx context.Context) error {
 		feeds, err := r.hub.Metric(ctx, "edgehub_cache_feeds")
 		live, liveErr := r.hub.Metric(ctx, "edgehub_cache_feeds_live")
@@ -269,8 +276,7 @@ func (r *rig) heal(deleted int) time.Time {
 		}
 		return nil
 	})
-	r.t.Logf("all feeds live %v after the link was healed", time.Since(healed).Round(time.Millisecond))
-	return healed
+	r.t.Logf("all feeds live after %v", time.Since(since).Round(time.Millisecond))
 }
 
 // endedWatches returns how many watches through the hub are over.
@@ -281,13 +287,13 @@ func (r *rig) endedWatches() float64 {
 	return n
 }
 
-// checkNoLists wants that since healed the node has fetched no state anew: no
-// LIST, no watch that begins with the state. All that it asks for by then has been
+// checkNoLists wants that since the time given the node has fetched no state anew:
+// no LIST, no watch that begins with the state. All that it asks for by then has been
 // recorded, so every watch must resume. The one read by which the hub finds out
 // whether history was reset is not of any scope.
-func (r *rig) checkNoLists(healed time.Time) {
+func (r *rig) checkNoLists(since time.Time) {
 	r.t.Helper()
-	events, err := r.cp.Requests(healed)
+	events, err := r.cp.Requests(since)
 	r.must(err)
 	lists, resumed := 0, 0
 	for _, e := range events {
@@ -300,13 +306,13 @@ func (r *rig) checkNoLists(healed time.Time) {
 		case historyRead:
 		default:
 			lists++
-			r.t.Errorf("after the link was healed: %s: %s %s", kind, e.Verb, e.RequestURI)
+			r.t.Errorf("after that: %s: %s %s", kind, e.Verb, e.RequestURI)
 		}
 	}
 	if resumed == 0 {
 		r.t.Errorf("no watch of %s was resumed among %d requests", nodeUser, len(events))
 	}
-	r.t.Logf("after the link was healed: %d lists, %d watches resumed", lists, resumed)
+	r.t.Logf("after that: %d lists, %d watches resumed", lists, resumed)
 }
 
 const historyRead = "history read"

@@ -1,0 +1,467 @@
+// Copyright The edgehub Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package faults
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+
+	"github.com/edgehub/edgehub/test/process"
+)
+
+const (
+	listPeriod  = 40 * time.Millisecond // of each user's lists, under load
+	retryPeriod = 25 * time.Millisecond
+	// flushPatience is how old a change may be that SIGKILL loses: a second, and
+	// as much again for a machine that is busy.
+	flushPatience = 2 * time.Second
+)
+
+// A view is what one user asks for again and again, in one form.
+type view struct {
+	byNode   bool // else a user with a token
+	resource string
+	path     string // with its selector
+	accept   string
+	watched  bool
+	pages    int // > 0: listed in pages of so many
+	keep     func(key string, labels map[string]string) bool
+
+	mu       sync.Mutex
+	recorded time.Time // first time in this round that all of it had passed
+	durable  bool      // a hub that was killed a second later had it
+	seen     []sighting
+
+	ok, missing, missingDurable int // offline lists
+}
+
+// A sighting is an event as it came through the hub.
+type sighting struct {
+	at time.Time
+	rv int64
+}
+
+func in(namespace string) func(string, map[string]string) bool {
+	return func(key string, _ map[string]string) bool { return strings.HasPrefix(key, namespace+"/") }
+}
+func everything(string, map[string]string) bool { return true }
+func with(label, value string) func(string, map[string]string) bool {
+	return func(_ string, labels map[string]string) bool { return labels[label] == value }
+}
+
+func views() []*view {
+	pbjs := pb + "," + js
+	return []*view{
+		{byNode: true, resource: "pods", path: "/api/v1/pods?fieldSelector=spec.nodeName%3Dn1", accept: pbjs, watched: true, keep: with("node", "n1")},
+		{byNode: true, resource: "configmaps", path: "/api/v1/configmaps?", accept: pbjs, watched: true, keep: everything},
+		{byNode: true, resource: "secrets", path: "/api/v1/namespaces/a/secrets?", accept: pbjs, watched: true, keep: in("a")},
+		{byNode: true, resource: "widgets", path: "/apis/example.com/v1/widgets?", accept: js, watched: true, keep: everything},
+		{byNode: true, resource: "pods", path: "/api/v1/pods?", accept: metaPB, watched: true, keep: everything},
+		{resource: "configmaps", path: "/api/v1/namespaces/a/configmaps?", accept: js, watched: true, keep: in("a")},
+		{resource: "configmaps", path: "/api/v1/configmaps?labelSelector=parity%3Deven", accept: js, watched: true, keep: with("parity", "even")},
+		{resource: "pods", path: "/api/v1/namespaces/b/pods?", accept: js, watched: true, keep: in("b")},
+		{resource: "secrets", path: "/api/v1/secrets?", accept: js, watched: true, keep: everything},
+		{resource: "widgets", path: "/apis/example.com/v1/namespaces/a/widgets?", accept: js, watched: true, keep: in("a")},
+		{resource: "widgets", path: "/apis/example.com/v1/widgets?labelSelector=parity%3Dodd", accept: js, keep: with("parity", "odd")},
+		{resource: "pods", path: "/api/v1/pods?", accept: pbjs, pages: 10, keep: everything},
+		{resource: "secrets", path: "/api/v1/namespaces/b/secrets?", accept: pbjs, keep: in("b")},
+		{byNode: true, resource: "secrets", path: "/api/v1/secrets?labelSelector=parity%3Deven", accept: pbjs, keep: with("parity", "even")},
+	}
+}
+
+// form names the representation of a view.
+func (v *view) form() string {
+	switch {
+	case v.accept == metaPB:
+		return "partial"
+	case strings.HasPrefix(v.accept, pb):
+		return "protobuf"
+	}
+	return "json"
+}
+
+func (v *view) String() string {
+	who := "user"
+	if v.byNode {
+		who = "node"
+	}
+	return fmt.Sprintf("%s %s (%s)", who, v.path, v.form())
+}
+
+func (v *view) noteRecorded() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.recorded.IsZero() {
+		v.recorded = time.Now()
+	}
+}
+
+func (v *view) noteSeen(rv int64) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.seen = append(v.seen, sighting{time.Now(), rv})
+}
+
+// killed ends a round. It returns the newest resourceVersion that must be on
+// disk.
+func (v *view) killed(at time.Time) (floor int64) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if !v.recorded.IsZero() && at.Sub(v.recorded) > time.Second {
+		v.durable = true
+	}
+	// Pods and custom resources have changes that may stay in memory for longer.
+	if v.resource == "configmaps" || v.resource == "secrets" {
+		for _, s := range v.seen {
+			if at.Sub(s.at) > flushPatience {
+				floor = max(floor, s.rv)
+			}
+		}
+	}
+	v.recorded, v.seen = time.Time{}, nil
+	return floor
+}
+
+// A slaughter is a hub under load that is killed again and again.
+type slaughter struct {
+	*rig
+	rng     *rand.Rand
+	views   []*view
+	node    *endpoint
+	user    *endpoint
+	writers []*writer
+	truths  map[string]*truth // by resource and form
+
+	starts []time.Duration // from exec to the first answer
+	lists  atomic.Int64    // answered online
+	events atomic.Int64    // seen by watchers
+}
+
+func (s *slaughter) endpointOf(v *view) *endpoint {
+	if v.byNode {
+		return s.node
+	}
+	return s.user
+}
+
+func (s *slaughter) truthOf(v *view) *truth { return s.truths[v.resource+" "+v.form()] }
+
+// kills is how often the hub is killed: EDGEHUB_KILLS, or as often as there is
+// patience for.
+func kills(t *testing.T) int {
+	if text := os.Getenv("EDGEHUB_KILLS"); text != "" {
+		n, err := strconv.Atoi(text)
+		if err != nil {
+			t.Fatalf("EDGEHUB_KILLS=%s: %v", text, err)
+		}
+		return n
+	}
+	if testing.Short() {
+		return 20
+	}
+	return 60
+}
+
+// seed is EDGEHUB_SEED, or a random one. It makes the same decisions again, not
+// the same timing.
+func seed(t *testing.T) uint64 {
+	s := rand.Uint64()
+	if text := os.Getenv("EDGEHUB_SEED"); text != "" {
+		var err error
+		if s, err = strconv.ParseUint(text, 10, 64); err != nil {
+			t.Fatalf("EDGEHUB_SEED=%s: %v", text, err)
+		}
+	}
+	t.Logf("EDGEHUB_SEED=%d", s)
+	return s
+}
+
+// TestSIGKILL kills the hub at random moments under load. After each kill it is
+// started with the link cut and asked for all that was asked before: each list
+// must be what the API server had at the list's resourceVersion, byte for byte,
+// or 503. In the end every watcher that has lived through all of it, resuming
+// where it was each time, must hold what the API server holds.
+func TestSIGKILL(t *testing.T) {
+	n, seed := kills(t), seed(t)
+	s := &slaughter{rig: newRig(t, "", nil, "-v=2"), rng: rand.New(rand.NewPCG(seed, 0)), views: views(), truths: map[string]*truth{}}
+	s.letNodeRead()
+	ctx, cancel := context.WithCancel(t.Context())
+	g, ctx := errgroup.WithContext(ctx)
+	defer func() {
+		cancel()
+		if err := g.Wait(); err != nil {
+			t.Error(err)
+		}
+	}()
+	s.startTruth(ctx, g)
+	process.Run(t, s.hub)
+	s.waitLink(true)
+	s.node, s.user = s.through(s.rig.node), s.through(s.cp.TokenConfig(operator))
+	writing, stopWriting := context.WithCancel(ctx)
+	defer stopWriting()
+	var writes errgroup.Group
+	s.startWriters(writing, &writes, seed)
+	var readers []*reader
+	for _, v := range s.views {
+		if v.watched {
+			r := &reader{view: v, endpoint: s.endpointOf(v), slaughter: s}
+			readers = append(readers, r)
+			g.Go(func() error { return r.run(ctx) })
+		}
+	}
+	for _, byNode := range []bool{true, false} {
+		g.Go(func() error { return s.listAll(ctx, byNode) })
+	}
+	began := time.Now()
+	for k := range n {
+		if err := s.round(ctx, k); err != nil {
+			t.Fatalf("kill %d: %v", k, err)
+		}
+		if t.Failed() {
+			t.Fatalf("after kill %d", k)
+		}
+	}
+	s.report(n, time.Since(began))
+	stopWriting()
+	if err := writes.Wait(); err != nil {
+		t.Error(err)
+	}
+	s.converge(ctx, readers)
+}
+
+func (s *slaughter) startTruth(ctx context.Context, g *errgroup.Group) {
+	direct := s.direct(s.cp.TokenConfig(operator))
+	for name, q := range map[string]struct{ path, accept string }{
+		"configmaps json": {"/api/v1/configmaps", js}, "configmaps protobuf": {"/api/v1/configmaps", pb},
+		"secrets json": {"/api/v1/secrets", js}, "secrets protobuf": {"/api/v1/secrets", pb},
+		"pods json": {"/api/v1/pods", js}, "pods protobuf": {"/api/v1/pods", pb}, "pods partial": {"/api/v1/pods", metaPB},
+		"widgets json": {"/apis/example.com/v1/widgets", js},
+	} {
+		truth, err := followTruth(ctx, g, direct, q.path, q.accept)
+		s.must(err)
+		s.truths[name] = truth
+	}
+}
+
+func (s *slaughter) startWriters(ctx context.Context, g *errgroup.Group, seed uint64) {
+	client, err := dynamic.NewForConfig(s.cp.TokenConfig(operator))
+	s.must(err)
+	for i, gvr := range []schema.GroupVersionResource{
+		{Version: "v1", Resource: "configmaps"}, {Version: "v1", Resource: "secrets"}, {Version: "v1", Resource: "pods"}, widgets,
+	} {
+		w := newWriter(client, gvr, seed+uint64(i))
+		s.writers = append(s.writers, w)
+		g.Go(func() error { return w.run(ctx) })
+	}
+}
+
+// listAll lists what one user lists, until ctx ends. Only a wrong answer is an
+// error: the hub is dead half of the time.
+func (s *slaughter) listAll(ctx context.Context, byNode bool) error {
+	tick := time.NewTicker(listPeriod)
+	defer tick.Stop()
+	for i := 0; ; i++ {
+		v := s.views[i%len(s.views)]
+		if v.byNode == byNode {
+			if _, status, err := s.list(ctx, v, v.pages); err == nil && status == http.StatusOK {
+				s.lists.Add(1)
+				v.noteRecorded()
+			}
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-tick.C:
+			}
+		}
+	}
+}
+
+// list asks for a view, in pages if limit is not 0.
+func (s *slaughter) list(ctx context.Context, v *view, limit int) (list, int, error) {
+	var all list
+	path := v.path
+	for {
+		p := path
+		if limit > 0 {
+			p += fmt.Sprintf("&limit=%d&continue=%s", limit, all.next)
+		}
+		status, body, err := s.endpointOf(v).fetch(ctx, strings.Replace(p, "?&", "?", 1), v.accept)
+		if err != nil || status != http.StatusOK {
+			return all, status, err
+		}
+		l, err := readList(body)
+		if err != nil {
+			return all, status, err
+		}
+		l.items = append(all.items, l.items...)
+		if all = l; l.next == "" {
+			return all, status, nil
+		}
+	}
+}
+
+// round lets the hub work for a moment, kills it, and looks at what it has kept.
+func (s *slaughter) round(ctx context.Context, k int) error {
+	online := time.Duration(s.rng.IntN(600)) * time.Millisecond
+	if s.rng.IntN(5) == 0 {
+		online = time.Duration(1000+s.rng.IntN(2000)) * time.Millisecond
+	}
+	select {
+	case <-time.After(online):
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	killed := time.Now() // what is on disk by now counts
+	if err := s.hub.Kill(); err != nil {
+		return err
+	}
+	s.link.Cut()
+	floors := map[*view]int64{}
+	for _, v := range s.views {
+		floors[v] = v.killed(killed)
+	}
+	if err := s.start(ctx); err != nil {
+		return err
+	}
+	got := map[*view]list{}
+	for _, v := range s.views {
+		l, status, err := s.list(ctx, v, 0)
+		switch {
+		case err != nil:
+			return fmt.Errorf("%v offline: %w", v, err)
+		case status == http.StatusOK:
+			v.ok++
+			got[v] = l
+		case status == http.StatusServiceUnavailable:
+			v.missing++
+			if v.durable {
+				v.missingDurable++
+				s.t.Logf("kill %d: %v is not there any more", k, v)
+			}
+		default:
+			return fmt.Errorf("%v offline = %d, want 200 or 503", v, status)
+		}
+	}
+	if err := s.mark(ctx); err != nil {
+		return err
+	}
+	for v, l := range got {
+		if err := s.truthOf(v).compare(l, v.keep); err != nil {
+			s.t.Errorf("kill %d after %v: %v: %v", k, online, v, err)
+		}
+		if l.rv < floors[v] {
+			s.t.Errorf("kill %d after %v: %v is at %d, but %d had been seen through the hub %v before", k, online, v, l.rv, floors[v], flushPatience)
+		}
+	}
+	return s.link.Heal()
+}
+
+// mark waits until all that can have come through the hub is known to be true.
+func (s *slaughter) mark(ctx context.Context) error {
+	for _, w := range s.writers {
+		rv, err := w.mark(ctx)
+		if err != nil {
+			return err
+		}
+		for name, truth := range s.truths {
+			if strings.HasPrefix(name, w.gvr.Resource+" ") {
+				if err := truth.wait(ctx, rv); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// start starts the hub and notes how long it takes until it answers.
+func (s *slaughter) start(ctx context.Context) error {
+	began := time.Now()
+	answered := make(chan time.Duration, 1)
+	probing, cancel := context.WithCancel(ctx)
+	go func() {
+		client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
+		tick := time.NewTicker(2 * time.Millisecond)
+		defer tick.Stop()
+		for {
+			req, err := http.NewRequestWithContext(probing, http.MethodGet, s.hub.URL()+"/livez", nil)
+			if err == nil {
+				if resp, err := client.Do(req); err == nil {
+					resp.Body.Close()
+					answered <- time.Since(began)
+					return
+				}
+			}
+			select {
+			case <-probing.Done():
+				answered <- 0
+				return
+			case <-tick.C:
+			}
+		}
+	}()
+	err := s.hub.Start(ctx)
+	if err != nil {
+		cancel()
+	}
+	took := <-answered
+	cancel()
+	s.starts = append(s.starts, took)
+	return err
+}
+
+func (s *slaughter) report(n int, took time.Duration) {
+	var ok, missing, missingDurable, writes int
+	for _, v := range s.views {
+		ok, missing, missingDurable = ok+v.ok, missing+v.missing, missingDurable+v.missingDurable
+		s.t.Logf("%-80v %4d lists right, %3d times 503, %3d of these though recorded", v, v.ok, v.missing, v.missingDurable)
+	}
+	for _, w := range s.writers {
+		writes += w.writes
+	}
+	s.t.Logf("%d kills in %v: %d offline lists right, %d times 503, %d of these though recorded more than a second before a kill; %d writes, %d lists and %d events through the hub",
+		n, took.Round(time.Second), ok, missing, missingDurable, writes, s.lists.Load(), s.events.Load())
+	s.t.Logf("start to first answer: p50 %v, p99 %v", percentile(s.starts, 50).Round(time.Millisecond), percentile(s.starts, 99).Round(time.Millisecond))
+	if missingDurable*20 > ok {
+		s.t.Errorf("%d of %d lists that had been recorded more than a second before were not answered", missingDurable, ok+missingDurable)
+	}
+	if ok < n*len(s.views)/2 {
+		s.t.Errorf("only %d of %d offline lists were answered", ok, n*len(s.views))
+	}
+}
+
+// converge waits until every watcher holds what the API server does.
+func (s *slaughter) converge(ctx context.Context, readers []*reader) {
+	s.must(s.mark(ctx))
+	for _, r := range readers {
+		err := process.Poll(ctx, r.view.String()+" is up to date", func(context.Context) error {
+			t := s.truthOf(r.view)
+			l, ok := r.state()
+			if !ok {
+				return errors.New("it has no state")
+			}
+			l.rv = t.last
+			return t.compare(l, r.view.keep)
+		})
+		if err != nil {
+			s.t.Error(err)
+		}
+		s.t.Logf("%v: %d resumptions, %d times from the start", r.view, r.resumed, r.started)
+	}
+}

@@ -1,0 +1,137 @@
+// Copyright The edgehub Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package faults
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+// A reader does what a reflector does: it gets the whole state once, follows it,
+// and resumes where it was when its watch has ended.
+type reader struct {
+	view      *view
+	endpoint  *endpoint
+	slaughter *slaughter
+
+	mu      sync.Mutex
+	synced  bool
+	rv      int64
+	objects map[string][]byte
+
+	resumed, started int
+}
+
+// state returns what the reader holds, as a list.
+func (r *reader) state() (list, bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	l := list{rv: r.rv, protobuf: r.view.form() != "json"}
+	for _, key := range slices.Sorted(maps.Keys(r.objects)) {
+		l.items = append(l.items, r.objects[key])
+	}
+	return l, r.synced
+}
+
+// run follows until ctx ends. Only what must never happen is an error.
+func (r *reader) run(ctx context.Context) error {
+	tick := time.NewTicker(retryPeriod)
+	defer tick.Stop()
+	for {
+		if err := r.watch(ctx); err != nil {
+			return fmt.Errorf("watch of %v: %w", r.view, err)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+	}
+}
+
+func (r *reader) watch(ctx context.Context) error {
+	path := r.view.path + "&" + watchList
+	if r.synced {
+		path = fmt.Sprintf("%s&watch=1&allowWatchBookmarks=true&timeoutSeconds=3000&resourceVersion=%d", r.view.path, r.rv)
+	}
+	resp, err := r.endpoint.get(ctx, strings.Replace(path, "?&", "?", 1), watchAccept(r.view.accept))
+	if err != nil {
+		return nil // the hub is dead
+	}
+	defer resp.Body.Close()
+	switch resp.StatusCode {
+	case http.StatusOK:
+	case http.StatusGone:
+		r.forget()
+		return nil
+	case http.StatusServiceUnavailable, http.StatusBadGateway, http.StatusGatewayTimeout, http.StatusTooManyRequests:
+		return nil
+	default:
+		return fmt.Errorf("status %d", resp.StatusCode)
+	}
+	if r.synced {
+		r.resumed++
+		r.view.noteRecorded()
+	} else {
+		r.forget() // of a first sync that did not come to its end
+		r.started++
+	}
+	next := frames(resp.Body, resp.Header.Get("Content-Type"))
+	for {
+		ev, err := next()
+		if err != nil {
+			return nil // the hub is dead, or the watch is over
+		}
+		r.slaughter.events.Add(1)
+		if ev.kind == "ERROR" {
+			if ev.code == http.StatusGone {
+				r.forget()
+			}
+			return nil
+		}
+		if err := r.take(ev); err != nil {
+			return err
+		}
+	}
+}
+
+func (r *reader) forget() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.synced, r.rv, r.objects = false, 0, map[string][]byte{}
+}
+
+func (r *reader) take(ev event) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.synced {
+		// A list that overtakes the watch tells of several deletions at once.
+		if ev.meta.rv < r.rv || ev.meta.rv == r.rv && ev.kind != "BOOKMARK" && ev.kind != "DELETED" {
+			return fmt.Errorf("%s %s at %d after %d", ev.kind, ev.meta.key, ev.meta.rv, r.rv)
+		}
+	}
+	switch ev.kind {
+	case "BOOKMARK":
+		if ev.synced {
+			r.synced = true
+			r.view.noteRecorded()
+		}
+	case "DELETED":
+		delete(r.objects, ev.meta.key)
+	default:
+		r.objects[ev.meta.key] = ev.item
+	}
+	if r.synced {
+		if r.rv = ev.meta.rv; ev.kind != "BOOKMARK" {
+			r.view.noteSeen(ev.meta.rv)
+		}
+	}
+	return nil
+}

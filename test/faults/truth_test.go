@@ -1,0 +1,156 @@
+// Copyright The edgehub Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package faults
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"sort"
+	"strings"
+	"sync"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/edgehub/edgehub/test/process"
+)
+
+// watchList asks for all that there is, and then for what changes.
+const watchList = "watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true&timeoutSeconds=3000"
+
+// watchAccept is the Accept of a watch of what accept lists: its frames hold single
+// objects.
+func watchAccept(accept string) string {
+	return strings.ReplaceAll(accept, "PartialObjectMetadataList", "PartialObjectMetadata")
+}
+
+// A version is an object from one resourceVersion on; without an item, its
+// absence.
+type version struct {
+	rv     int64
+	item   []byte
+	labels map[string]string
+}
+
+// A truth is all that a resource has ever been in one representation, as a watch
+// that does not go through the hub tells it.
+type truth struct {
+	mu      sync.Mutex
+	first   int64 // resourceVersion from which on everything is known
+	last    int64
+	objects map[string][]version
+}
+
+// followTruth returns when the present state is known. The watch must not end
+// before ctx does.
+func followTruth(ctx context.Context, g *errgroup.Group, e *endpoint, path, accept string) (*truth, error) {
+	resp, err := e.get(ctx, path+"?"+watchList, watchAccept(accept))
+	if err != nil {
+		return nil, err
+	}
+	if resp.StatusCode != 200 {
+		resp.Body.Close()
+		return nil, fmt.Errorf("watch %s: %s", path, resp.Status)
+	}
+	t := &truth{objects: map[string][]version{}}
+	next := frames(resp.Body, resp.Header.Get("Content-Type"))
+	g.Go(func() error {
+		defer resp.Body.Close()
+		for {
+			ev, err := next()
+			if ctx.Err() != nil {
+				return nil
+			}
+			if err != nil || ev.kind == "ERROR" {
+				return fmt.Errorf("the truth about %s ended: %s %w", path, ev.item, err)
+			}
+			t.take(ev)
+		}
+	})
+	return t, process.Poll(ctx, "the truth about "+path+" is known", process.Until(func() bool {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		return t.first > 0
+	}))
+}
+
+func (t *truth) take(ev event) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.last = max(t.last, ev.meta.rv)
+	switch {
+	case ev.synced:
+		t.first = ev.meta.rv
+	case ev.kind == "BOOKMARK":
+	case ev.kind == "DELETED":
+		t.objects[ev.meta.key] = append(t.objects[ev.meta.key], version{rv: ev.meta.rv})
+	default:
+		t.objects[ev.meta.key] = append(t.objects[ev.meta.key], version{rv: ev.meta.rv, item: ev.item, labels: ev.meta.labels})
+	}
+}
+
+// wait waits until everything up to rv is known; something must have happened at
+// rv.
+func (t *truth) wait(ctx context.Context, rv int64) error {
+	return process.Poll(ctx, fmt.Sprintf("the truth at %d is known", rv), process.Until(func() bool {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		return t.last >= rv
+	}))
+}
+
+// version returns how an object was at rv.
+func (t *truth) version(key string, rv int64) (version, bool) {
+	vs := t.objects[key]
+	i := sort.Search(len(vs), func(i int) bool { return vs[i].rv > rv })
+	if i == 0 || vs[i-1].item == nil {
+		return version{}, false
+	}
+	return vs[i-1], true
+}
+
+// at returns what was there at rv, of that what keep wants, in the API server's
+// order.
+func (t *truth) at(rv int64, keep func(key string, labels map[string]string) bool) (keys []string, items [][]byte) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, key := range slices.Sorted(maps.Keys(t.objects)) {
+		if v, ok := t.version(key, rv); ok && keep(key, v.labels) {
+			keys, items = append(keys, key), append(items, v.item)
+		}
+	}
+	return keys, items
+}
+
+// compare says how a list differs from the state at its resourceVersion.
+func (t *truth) compare(l list, keep func(key string, labels map[string]string) bool) error {
+	if l.rv < t.first || l.rv > t.last {
+		return fmt.Errorf("a list at %d cannot be judged by the truth from %d to %d", l.rv, t.first, t.last)
+	}
+	keys, items := t.at(l.rv, keep)
+	have := map[string][]byte{}
+	var order []string
+	for _, i := range l.items {
+		m, err := readMeta(i, l.protobuf)
+		if err != nil {
+			return err
+		}
+		have[m.key] = i
+		order = append(order, m.key)
+	}
+	for i, key := range keys {
+		switch got, ok := have[key]; {
+		case !ok:
+			return fmt.Errorf("the list at %d has no %s, which was there: %q", l.rv, key, items[i])
+		case !bytes.Equal(got, items[i]):
+			return fmt.Errorf("%s in the list at %d is\n%q\nbut it was\n%q", key, l.rv, got, items[i])
+		}
+	}
+	if !slices.Equal(order, keys) {
+		return fmt.Errorf("the list at %d has %v, want %v", l.rv, order, keys)
+	}
+	return nil
+}
