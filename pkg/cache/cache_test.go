@@ -405,3 +405,31 @@ func TestWritesAreRecorded(t *testing.T) {
 		return resp, err
 	})
 }
+
+func TestHeartbeatsAreNotWrittenEachTime(t *testing.T) {
+	server := newFakeServer()
+	h := startHub(t, t.TempDir(), server)
+	const leases = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
+	renew := func(method, path string) {
+		t.Helper()
+		resp, err := h.send(t.Context(), nodeUser, method, path, `{"metadata":{"name":"n1"}}`)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.Copy(io.Discard, resp.Body); err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+	}
+	renew("POST", leases)
+	eventually(t, "the new Lease is on disk", func() bool {
+		_, due := h.nextFlush()
+		return !due && h.journal.Stats().BytesWritten > 0
+	})
+	for range 5 {
+		renew("PUT", leases+"/n1")
+	}
+	if next, due := h.nextFlush(); !due || time.Until(next) < time.Minute {
+		t.Errorf("a renewed Lease is written in %v, want minutes", time.Until(next))
+	}
+}

@@ -385,6 +385,7 @@ func (f *feed) connected(sync bool) {
 func (f *feed) do(ctx context.Context, q url.Values) (*http.Response, error) {
 	l := f.scope.log
 	u := &url.URL{Scheme: "https", Host: "upstream", Path: resourcePath(l.name, f.scope.key.Namespace), RawQuery: q.Encode()}
+	ctx = request.WithUser(ctx, f.caller.user)
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
 	if err != nil {
 		return nil, err
@@ -392,7 +393,6 @@ func (f *feed) do(ctx context.Context, q url.Values) (*http.Response, error) {
 	req.Header = f.caller.credential.Clone()
 	req.Header.Set("Accept", f.scope.key.Accept(!q.Has("watch")))
 	req.Header.Set("User-Agent", "edgehub")
-	req = req.WithContext(request.WithUser(req.Context(), f.caller.user))
 	resp, err := l.c.cfg.Upstream.RoundTrip(req)
 	if err != nil {
 		return nil, err
@@ -508,10 +508,16 @@ func (f *feed) synced(st *staging, rv string) error {
 		s.expire()
 		return err
 	}
-	st.done, st.rv = true, rv
-	for w := range st.watchers {
-		w.cursor = rv
-		s.watchers[w] = struct{}{}
+	if s.rv == rv {
+		st.done, st.rv = true, rv
+		for w := range st.watchers {
+			w.cursor = rv
+			s.watchers[w] = struct{}{}
+		}
+	} else {
+		// A list has overtaken the sync. What went in between, its watchers
+		// would never hear of: they ask again, and begin with the scope's state.
+		st.failed = true
 	}
 	st.notify()
 	f.staging, f.resync = nil, false

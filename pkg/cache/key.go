@@ -144,6 +144,13 @@ func sortedKeys[V any](m map[string]V) []string {
 	return keys
 }
 
+// heartbeats reports whether the resource's objects have no generation and are
+// written all the time to say that somebody is alive: that is as good as a change
+// of status alone.
+func (n logName) heartbeats() bool {
+	return n.Group == "" && n.Resource == "nodes" || n.Group == "coordination.k8s.io" && n.Resource == "leases"
+}
+
 // A caller is who asks, and the headers that prove it to the API server.
 type caller struct {
 	user       user.Info

@@ -110,7 +110,7 @@ func (s *scope) put(o *object) watch.EventType {
 	kind, urgent := watch.Added, true
 	if old := s.objects[o.key]; old != nil {
 		kind, o.added = watch.Modified, old.added
-		urgent = o.generation == 0 || o.generation != old.generation
+		urgent = o.generation != old.generation || o.generation == 0 && !s.log.name.heartbeats()
 	}
 	s.objects[o.key] = o
 	s.dirty[o.key] = o

@@ -159,15 +159,6 @@ func (s *jsonScanner) setAfter(key bool) {
 	}
 }
 
-// finish reports whether the value is complete if nothing follows.
-func (s *jsonScanner) finish() bool {
-	switch s.state {
-	case numZero, numInt, numFrac, numExpInt:
-		return s.depth == 0
-	}
-	return s.state == scanDone
-}
-
 // token handles everything that is rare. It returns 0 if c ended a number, of which
 // it is no part, and 1 otherwise.
 func (s *jsonScanner) token(c byte) (int, error) {

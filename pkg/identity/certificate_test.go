@@ -99,7 +99,7 @@ func TestCertificateOfExpiredCA(t *testing.T) {
 		f.restart(t)
 		node := short.client(t, nodeName, []string{"system:nodes"}, life(-time.Hour, 5*time.Hour))
 		f.want(t, newRequest(node), nodeName, nil)
-		time.Sleep(2 * time.Hour)
+		<-time.After(2 * time.Hour) // of the bubble
 		f.want(t, newRequest(node), "", ErrUnauthenticated)
 		f.down.Store(true)
 		f.want(t, newRequest(node), nodeName, nil)
@@ -111,16 +111,16 @@ func TestSeenCertificateExpires(t *testing.T) {
 		f := newFixture(t)
 		node := f.ca.client(t, nodeName, []string{"system:nodes"})
 		f.want(t, newRequest(node), nodeName, nil)
-		time.Sleep(59 * time.Minute)
+		<-time.After(59 * time.Minute)
 		f.want(t, newRequest(node), nodeName, nil)
 		if got := f.Authenticator.ca.inUse.Load().seen.len(); got != 1 {
 			t.Errorf("seen certificates = %d, want 1", got)
 		}
-		time.Sleep(time.Minute + time.Second)
+		<-time.After(time.Minute + time.Second)
 		f.want(t, newRequest(node), "", ErrUnauthenticated)
 		f.down.Store(true)
 		f.want(t, newRequest(node), nodeName, nil)
-		time.Sleep(24 * time.Hour)
+		<-time.After(24 * time.Hour)
 		f.want(t, newRequest(node), nodeName, nil)
 		f.down.Store(false)
 		f.want(t, newRequest(node), "", ErrUnauthenticated)
@@ -156,7 +156,7 @@ func TestClientCAReload(t *testing.T) {
 		// Both, as in a rotation; not looked at before a second has passed.
 		writeTestFile(t, f.caFile, append(f.ca.pem(), second.pem()...))
 		f.want(t, newRequest(after), "", ErrUnauthenticated)
-		time.Sleep(caCheckPeriod)
+		<-time.After(caCheckPeriod)
 		f.want(t, newRequest(after), nodeName, nil)
 		f.want(t, newRequest(before), nodeName, nil)
 		reloads(1, 0)
@@ -172,7 +172,7 @@ func TestClientCAReload(t *testing.T) {
 				writeTestFile(t, f.caFile, raw)
 			}
 			for range 3 {
-				time.Sleep(caCheckPeriod)
+				<-time.After(caCheckPeriod)
 				f.want(t, newRequest(after), nodeName, nil)
 				f.want(t, newRequest(before), nodeName, nil)
 			}
@@ -181,7 +181,7 @@ func TestClientCAReload(t *testing.T) {
 
 		// The first CA is withdrawn: what was seen under it no longer counts.
 		writeTestFile(t, f.caFile, second.pem())
-		time.Sleep(caCheckPeriod)
+		<-time.After(caCheckPeriod)
 		f.want(t, newRequest(before), "", ErrUnauthenticated)
 		f.want(t, newRequest(after), nodeName, nil)
 		reloads(2, 3)
@@ -191,10 +191,10 @@ func TestClientCAReload(t *testing.T) {
 			if err := os.Remove(f.caFile); err != nil {
 				t.Fatal(err)
 			}
-			time.Sleep(caCheckPeriod)
+			<-time.After(caCheckPeriod)
 			f.want(t, newRequest(after), nodeName, nil)
 			writeTestFile(t, f.caFile, second.pem())
-			time.Sleep(caCheckPeriod)
+			<-time.After(caCheckPeriod)
 			f.want(t, newRequest(after), nodeName, nil)
 		}
 		reloads(4, 5)

@@ -110,10 +110,10 @@ func (c Config) check() error {
 // hosts returns host:port of each server.
 func (c Config) hosts() ([]string, error) {
 	if len(c.Servers) == 0 {
-		return nil, errors.New("Servers: at least one is needed")
+		return nil, errors.New("servers: at least one is needed")
 	}
 	if len(c.Servers) > maxServers {
-		return nil, fmt.Errorf("Servers: %d are more than the %d allowed", len(c.Servers), maxServers)
+		return nil, fmt.Errorf("servers: %d are more than the %d allowed", len(c.Servers), maxServers)
 	}
 	var hosts []string
 	var errs []error
@@ -124,7 +124,7 @@ func (c Config) hosts() ([]string, error) {
 			err = errors.New("is given twice")
 		}
 		if err != nil {
-			errs = append(errs, fmt.Errorf("Servers[%d] %q: %w", i, redacted(server), err))
+			errs = append(errs, fmt.Errorf("servers[%d] %q: %w", i, redacted(server), err))
 			continue
 		}
 		seen[host] = true

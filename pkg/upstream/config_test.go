@@ -23,11 +23,11 @@ func TestHosts(t *testing.T) {
 		{name: "no port", servers: []string{"https://API.example.com/"}, want: []string{"api.example.com:443"}},
 		{name: "IPv6", servers: []string{"https://[2001:db8::1]:6443"}, want: []string{"[2001:db8::1]:6443"}},
 		{name: "order is kept", servers: []string{"https://b:1", "https://a:1"}, want: []string{"b:1", "a:1"}},
-		{name: "none", wantErr: []string{"Servers: at least one"}},
-		{name: "http", servers: []string{"http://a:1"}, wantErr: []string{`Servers[0] "http://a:1": http is not encrypted`}},
-		{name: "no scheme", servers: []string{"a:6443"}, wantErr: []string{`Servers[0] "a:6443": must begin with https://`}},
-		{name: "address alone", servers: []string{"10.0.0.1:6443"}, wantErr: []string{`Servers[0] "10.0.0.1:6443": is not a URL`}},
-		{name: "empty", servers: []string{""}, wantErr: []string{`Servers[0] "": must begin with https://`}},
+		{name: "none", wantErr: []string{"servers: at least one"}},
+		{name: "http", servers: []string{"http://a:1"}, wantErr: []string{`servers[0] "http://a:1": http is not encrypted`}},
+		{name: "no scheme", servers: []string{"a:6443"}, wantErr: []string{`servers[0] "a:6443": must begin with https://`}},
+		{name: "address alone", servers: []string{"10.0.0.1:6443"}, wantErr: []string{`servers[0] "10.0.0.1:6443": is not a URL`}},
+		{name: "empty", servers: []string{""}, wantErr: []string{`servers[0] "": must begin with https://`}},
 		{name: "path", servers: []string{"https://a:1/k8s"}, wantErr: []string{`must not have a path, has "/k8s"`}},
 		{name: "query", servers: []string{"https://a:1?x"}, wantErr: []string{"query"}},
 		{name: "fragment", servers: []string{"https://a:1#"}, wantErr: []string{"fragment"}},
@@ -35,10 +35,10 @@ func TestHosts(t *testing.T) {
 		{name: "no port after colon", servers: []string{"https://a:"}, wantErr: []string{"no port after the colon"}},
 		{name: "port 0", servers: []string{"https://a:0"}, wantErr: []string{`port "0"`}},
 		{name: "port too large", servers: []string{"https://a:65536"}, wantErr: []string{`port "65536"`}},
-		{name: "userinfo is not shown", servers: []string{"https://u:secret@a:1"}, wantErr: []string{`Servers[0] "https://xxxxx@a:1": must not hold a user`}},
-		{name: "broken userinfo is not shown", servers: []string{"https://u:secret@a:b"}, wantErr: []string{`Servers[0] "https://xxxxx@a:b"`}},
-		{name: "twice", servers: []string{"https://a", "https://A:443"}, wantErr: []string{"Servers[1]", "is given twice"}},
-		{name: "all at once", servers: []string{"http://a", "https://b", "https://c/d"}, wantErr: []string{"Servers[0]", "Servers[2]"}},
+		{name: "userinfo is not shown", servers: []string{"https://u:secret@a:1"}, wantErr: []string{`servers[0] "https://xxxxx@a:1": must not hold a user`}},
+		{name: "broken userinfo is not shown", servers: []string{"https://u:secret@a:b"}, wantErr: []string{`servers[0] "https://xxxxx@a:b"`}},
+		{name: "twice", servers: []string{"https://a", "https://A:443"}, wantErr: []string{"servers[1]", "is given twice"}},
+		{name: "all at once", servers: []string{"http://a", "https://b", "https://c/d"}, wantErr: []string{"servers[0]", "servers[2]"}},
 		{name: "too many", servers: make([]string, 17), wantErr: []string{"17 are more than the 16"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -71,7 +71,7 @@ func TestNewTellsAllErrors(t *testing.T) {
 	cfg.CAFile, cfg.KeyFile = k.path("missing"), ""
 	cfg.PingAfter, cfg.BackoffMin = -1, time.Hour
 	_, err := New(cfg)
-	for _, want := range []string{"Servers[0]", "Servers[1]", "CAFile", "missing", "KeyFile", "PingAfter", "BackoffMin"} {
+	for _, want := range []string{"servers[0]", "servers[1]", "CAFile", "missing", "KeyFile", "PingAfter", "BackoffMin"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("New() = %v, want an error with %q", err, want)
 		}

@@ -58,11 +58,11 @@ func (f *files) load() (*credentials, error) {
 		}
 		sum.Write(piece[:])
 	}
-	if s := [sha256.Size]byte(sum.Sum(nil)); s == f.seen {
+	now := [sha256.Size]byte(sum.Sum(nil))
+	if now == f.seen {
 		return nil, errUnchanged
-	} else {
-		f.seen = s
 	}
+	f.seen = now
 	creds := &credentials{}
 	if errs[0] == nil {
 		creds.roots, errs[0] = parseRoots(f.ca, contents[0])

@@ -166,7 +166,7 @@ func (e *exchange) translate(err error) error {
 		if errors.Is(err, cause) {
 			return err
 		}
-		return fmt.Errorf("%w (%v)", cause, err)
+		return fmt.Errorf("%w (%s)", cause, err.Error())
 	}
 	if e.sent != nil {
 		if cause := e.sent.failure.Load(); cause != nil {
@@ -179,7 +179,7 @@ func (e *exchange) translate(err error) error {
 	}
 	if x.ctx.Err() != nil {
 		// Not with err in the chain: it may be the context that the session ended.
-		return fmt.Errorf("%w (%v)", context.Cause(x.ctx), err)
+		return fmt.Errorf("%w (%s)", context.Cause(x.ctx), err.Error())
 	}
 	return fmt.Errorf("%w: %s: %w", ErrUnavailable, x.server.name, err)
 }
@@ -207,7 +207,7 @@ func (b *responseBody) Read(p []byte) (int, error) {
 	switch {
 	case err == nil:
 		return n, nil
-	case err == io.EOF: // never wrapped, as io.Reader has it
+	case errors.Is(err, io.EOF): // never wrapped, as io.Reader has it
 		b.exchange.release()
 		return n, io.EOF
 	case b.closed.Load():
@@ -253,7 +253,7 @@ func (b *upgradeBody) CloseWrite() error {
 }
 
 func (b *upgradeBody) translate(err error) error {
-	if err == nil || err == io.EOF || b.closed.Load() {
+	if err == nil || errors.Is(err, io.EOF) || b.closed.Load() {
 		return err
 	}
 	return b.exchange.translate(err)

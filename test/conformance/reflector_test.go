@@ -118,7 +118,7 @@ func run(ctx context.Context, set map[string]cache.SharedIndexInformer) error {
 
 // same waits until both sets of informers hold the same, and the first one the
 // pod that was changed last.
-func same(t *testing.T, ctx context.Context, changed string, direct, through map[string]cache.SharedIndexInformer) {
+func same(ctx context.Context, t *testing.T, changed string, direct, through map[string]cache.SharedIndexInformer) {
 	t.Helper()
 	err := process.Poll(ctx, "the direct informer has the changed pod at "+changed, func(context.Context) error {
 		pods, err := contents(direct["pods"])
@@ -183,15 +183,15 @@ func (r *rig) reflect(kind reflector) {
 			t.Fatal(err)
 		}
 	}
-	same(t, ctx, "", direct, through)
-	same(t, ctx, change(t, r.cp), direct, through)
+	same(ctx, t, "", direct, through)
+	same(ctx, t, change(t, r.cp), direct, through)
 
 	r.link.Cut()
 	changed := change(t, r.cp)
 	if err := r.link.Heal(); err != nil {
 		t.Fatal(err)
 	}
-	same(t, ctx, changed, direct, through)
+	same(ctx, t, changed, direct, through)
 
 	// Informers that start while the link is cut and the hub is new.
 	r.link.Cut()
@@ -208,13 +208,13 @@ func (r *rig) reflect(kind reflector) {
 	if err := run(ctx, late); err != nil {
 		t.Fatalf("offline, after a restart of edgehub: %v", err)
 	}
-	same(t, ctx, changed, direct, late)
+	same(ctx, t, changed, direct, late)
 	changed = change(t, r.cp)
 	if err := r.link.Heal(); err != nil {
 		t.Fatal(err)
 	}
-	same(t, ctx, changed, direct, late)
-	same(t, ctx, changed, direct, through)
+	same(ctx, t, changed, direct, late)
+	same(ctx, t, changed, direct, through)
 }
 
 // change creates, changes and deletes some objects, last a pod, and returns the

@@ -73,7 +73,7 @@ func (cp *ControlPlane) WaitNodeReady(ctx context.Context, node string) error {
 			if c.Status == corev1.ConditionTrue {
 				return nil
 			}
-			return fmt.Errorf("Ready is %s: %s: %s", c.Status, c.Reason, c.Message)
+			return fmt.Errorf("condition Ready is %s: %s: %s", c.Status, c.Reason, c.Message)
 		}
 		return fmt.Errorf("no condition Ready among %d", len(n.Status.Conditions))
 	})

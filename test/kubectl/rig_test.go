@@ -128,16 +128,20 @@ func (d *door) run(c call) outcome {
 	return outcome{Exit: cmd.ProcessState.ExitCode(), Stdout: d.mask(stdout.String()), Stderr: d.mask(stderr.String())}
 }
 
-// ages are what kubectl makes of the time that has gone by.
+// ages are what kubectl makes of the time that has gone by; a list is as new as the
+// last change to anything.
 var (
 	ages   = regexp.MustCompile(`(?m)(^|[ (])(\d+[dhms]){1,2}( ago)?([ )]|$)`)
 	spaces = regexp.MustCompile(`  +`)
+	lists  = regexp.MustCompile(`^(\{"kind":"\w+List","apiVersion":"[\w./]+","metadata":\{"resourceVersion":)"\d+"`)
 )
 
-// mask hides the server's address, and ages with the width of their columns.
+// mask hides the server's address, a list's resourceVersion, and ages with the width
+// of their columns.
 func (d *door) mask(text string) string {
 	text = strings.ReplaceAll(text, d.server, "https://SERVER")
 	text = strings.ReplaceAll(text, strings.TrimPrefix(d.server, "https://"), "SERVER")
+	text = lists.ReplaceAllString(text, `${1}"N"`)
 	if masked := ages.ReplaceAllString(text, "${1}AGE${4}"); masked != text {
 		text = spaces.ReplaceAllString(masked, "  ")
 	}
@@ -150,9 +154,10 @@ var moving = []struct {
 	mask string
 }{
 	{regexp.MustCompile(`resourceVersion: "\d+"`), `resourceVersion: "N"`},
-	{regexp.MustCompile(`"resourceVersion": ?"\d+"`), `"resourceVersion":"N"`},
+	{regexp.MustCompile(`\\?"resourceVersion\\?": ?\\?"\d+\\?"`), `"resourceVersion":"N"`},
 	{regexp.MustCompile(`[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}`), "UID"},
 	{regexp.MustCompile(`\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z`), "TIME"},
+	{regexp.MustCompile(`\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+ [+-]\d{4}`), "TIME"}, // diff
 	{regexp.MustCompile(`\w{3}, \d\d \w{3} \d{4} \d\d:\d\d:\d\d [+-]\d{4}`), "TIME"},
 	{regexp.MustCompile(`ey[\w-]+\.[\w-]+\.[\w-]+`), "TOKEN"},
 	{regexp.MustCompile(`/tmp/(LIVE|MERGED)-\d+`), "/tmp/$1"},
@@ -175,6 +180,8 @@ type rig struct {
 	node    *rest.Config // the node's, directly
 	direct  *door
 	through *door
+
+	followed map[string]string // what watches through the hub have printed online
 }
 
 func newRig(t *testing.T) *rig {
@@ -185,7 +192,7 @@ func newRig(t *testing.T) *rig {
 		t.Fatal(err)
 	}
 	cp := controlplane.New(t, controlplane.Config{Audit: true, Users: []controlplane.StaticUser{{Name: admin, Groups: []string{"system:masters"}}}})
-	r := &rig{t: t, cp: cp}
+	r := &rig{t: t, cp: cp, followed: map[string]string{}}
 	if r.link, err = link.New(ctx, cp.Addr()); err != nil {
 		t.Fatal(err)
 	}

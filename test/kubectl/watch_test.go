@@ -90,15 +90,36 @@ func (w *watch) stays(d time.Duration) {
 	}
 }
 
-// watched are watches, with the lines that they begin with and those that three
+// A following is a watch, with the lines that it begins with and those that three
 // changes make: created, changed, deleted.
-var watched = []struct {
+type following struct {
 	words          string
 	begin, changes int
-}{
+}
+
+// first returns the lines that it begins with.
+func (f following) first(text string) string {
+	return strings.Join(strings.SplitAfter(text, "\n")[:f.begin], "")
+}
+
+var watched = []following{
 	{"-n work get cm -w", 4, 3}, {"-n work get cm -w -o name", 3, 3}, {"-n work get cm -w --output-watch-events", 4, 3}, {"-n work get cm --watch-only -o name", 0, 3},
 	{"-n work get cm -w -o custom-columns=N:.metadata.name,K:.data.key", 4, 3}, {"-n work get cm one -w -o name", 1, 0}, {"-n work get cm -l w=1 -w -o name", 0, 3},
 	{"-n work get cm -w -o jsonpath={.metadata.name}={.data.key}{\"\\n\"}", 3, 3}, {"get cm -A --watch-only --no-headers", 0, 3},
+	{"-n work get widgets -w", 4, 0}, {"-n work get deploy -w -o wide", 2, 0},
+}
+
+// change makes the three changes.
+func (r *rig) change() {
+	r.t.Helper()
+	for _, c := range []call{
+		sh("-n work apply -f -").with(strings.Replace(configMap("x", "1"), "name: x", "name: x, labels: {w: \"1\"}", 1)),
+		sh("-n work patch cm x -p {\"data\":{\"key\":\"2\"}}"), sh("-n work delete cm x"),
+	} {
+		if o := r.direct.run(c); o.Exit != 0 {
+			r.t.Fatalf("%s: %+v", c, o)
+		}
+	}
 }
 
 // watches follows changes through both doors.
@@ -115,7 +136,8 @@ func (r *rig) watches() {
 	// Those that print nothing yet have listed, too: they watch from there.
 	err := process.Poll(r.t.Context(), "all have listed", func(context.Context) error {
 		events, err := r.cp.Requests(start)
-		if n := controlplane.Count(events, admin, "list", "configmaps"); err == nil && n < 2*len(watched) {
+		n := controlplane.Count(events, admin, "list", "") + controlplane.Count(events, admin, "get", "configmaps")
+		if err == nil && n < 2*len(watched) {
 			err = fmt.Errorf("%d of %d have", n, 2*len(watched))
 		}
 		return err
@@ -123,19 +145,13 @@ func (r *rig) watches() {
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	for _, c := range []call{
-		sh("-n work apply -f -").with(strings.Replace(configMap("x", "1"), "name: x", "name: x, labels: {w: \"1\"}", 1)),
-		sh("-n work patch cm x -p {\"data\":{\"key\":\"2\"}}"), sh("-n work delete cm x"),
-	} {
-		if o := r.direct.run(c); o.Exit != 0 {
-			r.t.Fatalf("%s: %+v", c, o)
-		}
-	}
+	r.change()
 	for i, w := range watched {
 		want, got := pairs[i].direct.printed(w.begin+w.changes), pairs[i].through.printed(w.begin+w.changes)
 		if d := cmp.Diff(want, got); d != "" {
 			r.t.Errorf("%s differs through edgehub (-direct +edgehub):\n%s", w.words, d)
 		}
+		r.followed[w.words] = got
 		pairs[i].direct.end()
 		pairs[i].through.end()
 		if d := cmp.Diff(pairs[i].direct.stderr.String(), pairs[i].through.stderr.String()); d != "" {

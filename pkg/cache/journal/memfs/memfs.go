@@ -37,6 +37,7 @@ const sector = 512
 // Loss says what a power cut does to what was not synced.
 type Loss int
 
+// What a power cut does.
 const (
 	Lost Loss = iota // all of it is gone
 	Kept             // all of it is there
