@@ -64,6 +64,10 @@ func newMetrics(r prometheus.Registerer, c *Cache) *metrics {
 	gauge("objects", "Recorded objects.", func() float64 { return float64(c.count(func(s *scope) int { return len(s.objects) })) })
 	gauge("staleness_seconds", "Time for which the link to the API server has been down; 0 while it is up.", c.staleness)
 	gauge("journal_size_bytes", "Bytes of the journal on disk.", func() float64 { total, _ := c.journalSize(); return float64(total) })
+	gauge("journal_dead_bytes", "Bytes of the journal that are superseded and go with its next compaction.", func() float64 {
+		total, live := c.journalSize()
+		return float64(max(total-live, 0))
+	})
 	gauge("journal_live_bytes", "Bytes of the journal that are not superseded.", func() float64 { _, live := c.journalSize(); return float64(live) })
 	register(r, prometheus.NewCounterFunc(prometheus.CounterOpts{
 		Namespace: "edgehub", Subsystem: "cache", Name: "journal_written_bytes_total", Help: "Bytes written to the journal.",

@@ -273,8 +273,8 @@ func (r *rig) offlineNode(pod outcome) {
 	if got := r.offline(sh("-n work get pod web -o yaml")); got.Stdout != pod.Stdout || got.Exit != 0 {
 		r.t.Errorf("get pod web offline: %s", cmp.Diff(pod, got))
 	}
-	for _, c := range []call{
-		sh("-n work logs web"), sh("-n work logs -f web"), sh("-n work exec web -- /pause echo"), sh("-n work exec web -- /pause echo").under("KUBECTL_REMOTE_COMMAND_WEBSOCKETS=false"),
+	for _, c := range []call{ // logs -f tries again until the timeout, 20 s by default
+		sh("-n work logs web"), sh("-n work logs -f web --pod-running-timeout=1s"), sh("-n work exec web -- /pause echo"), sh("-n work exec web -- /pause echo").under("KUBECTL_REMOTE_COMMAND_WEBSOCKETS=false"),
 		sh("-n work attach web"), sh("-n work delete pod web"),
 	} {
 		if got := r.offline(c); got.Exit != 1 || got.Stdout != "" || !refusals.MatchString(got.Stderr) {

@@ -1,0 +1,319 @@
+// Copyright The edgehub Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package cache
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"net/url"
+	"strconv"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/apiserver/pkg/endpoints/request"
+
+	"github.com/edgehub/edgehub/pkg/codec"
+)
+
+// connect brings the state up to date and follows the watch until it breaks.
+func (f *feed) connect(ctx context.Context) error {
+	l := f.scope.log
+	l.mu.RLock()
+	sync := !f.scope.complete || f.resync
+	rv := f.scope.rv
+	l.mu.RUnlock()
+	q := f.scope.key.query()
+	q.Set("watch", "true")
+	q.Set("allowWatchBookmarks", "true")
+	q.Set("timeoutSeconds", strconv.Itoa(300+rand.N(300)))
+	_, old := l.c.noInitial.Load(l.name.gvr())
+	switch {
+	case sync && old:
+		if err := f.listAll(ctx); err != nil {
+			return err
+		}
+		l.mu.RLock()
+		rv = f.scope.rv
+		l.mu.RUnlock()
+		sync = false
+		q.Set("resourceVersion", rv)
+	case sync:
+		q.Set("sendInitialEvents", "true")
+		q.Set("resourceVersionMatch", string(metav1.ResourceVersionMatchNotOlderThan))
+		q.Set("resourceVersion", "")
+	default:
+		q.Set("resourceVersion", rv)
+	}
+	resp, err := f.do(ctx, q)
+	if err != nil {
+		var r *refusal
+		if sync && errors.As(err, &r) && r.code == http.StatusUnprocessableEntity {
+			l.c.noInitial.Store(l.name.gvr(), true)
+			return errNoInit
+		}
+		return err
+	}
+	defer resp.Body.Close()
+	f.connected(sync)
+	frames := codec.NewFrameReader(resp.Body, f.scope.key.Representation, l.c.cfg.MaxObjectBytes)
+	for {
+		frame, err := frames.Next()
+		if err != nil {
+			return err
+		}
+		if err := f.take(frame); err != nil {
+			return err
+		}
+	}
+}
+
+// connected notes that the API server has taken the watch.
+func (f *feed) connected(sync bool) {
+	l := f.scope.log
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if sync {
+		f.staging = newStaging()
+	} else {
+		f.live, f.scope.fed = true, true
+	}
+	f.notify()
+}
+
+// do sends a request of the feed, and returns an answer of 200 in the scope's
+// encoding, or an error.
+func (f *feed) do(ctx context.Context, q url.Values) (*http.Response, error) {
+	l := f.scope.log
+	u := &url.URL{Scheme: "https", Host: "upstream", Path: resourcePath(l.name, f.scope.key.Namespace), RawQuery: q.Encode()}
+	ctx = request.WithUser(ctx, f.caller.user)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+	req.Header = f.caller.credential.Clone()
+	req.Header.Set("Accept", f.scope.key.Accept(!q.Has("watch")))
+	req.Header.Set("User-Agent", "edgehub")
+	resp, err := l.c.cfg.Upstream.RoundTrip(req)
+	if err != nil {
+		return nil, err
+	}
+	rep, ok := codec.FromContentType(resp.Header.Get("Content-Type"))
+	switch {
+	case resp.StatusCode == http.StatusNotAcceptable && f.scope.key.Protobuf && f.scope.key.Partial == "",
+		resp.StatusCode == http.StatusOK && ok && f.scope.key.Protobuf && !rep.Protobuf:
+		err = errJSONOnly
+	case resp.StatusCode == http.StatusGone:
+		err = errExpired
+	case resp.StatusCode != http.StatusOK:
+		body, _ := io.ReadAll(io.LimitReader(resp.Body, maxRefusalBytes))
+		err = &refusal{code: resp.StatusCode, header: resp.Header, body: body}
+	case !ok || rep.Protobuf != f.scope.key.Protobuf:
+		err = fmt.Errorf("unexpected content type %q", resp.Header.Get("Content-Type"))
+	default:
+		return resp, nil
+	}
+	resp.Body.Close()
+	return nil, err
+}
+
+// resourcePath is where a resource is listed.
+func resourcePath(n logName, namespace string) string {
+	p := "/api/" + n.Version
+	if n.Group != "" {
+		p = "/apis/" + n.Group + "/" + n.Version
+	}
+	if namespace != "" {
+		p += "/namespaces/" + url.PathEscape(namespace)
+	}
+	return p + "/" + n.Resource
+}
+
+// take applies one frame of the upstream watch.
+func (f *feed) take(frame codec.Frame) error {
+	s := f.scope
+	rep := s.key.Representation
+	shape, bare, err := codec.DecodeObject(rep, frame.Object)
+	if err != nil {
+		return fmt.Errorf("watch frame: %w", err)
+	}
+	if frame.Type == watch.Error {
+		return statusError(rep, frame.Object)
+	}
+	if shape.Kind == "Status" || rep.Partial != "" && shape.Kind != "PartialObjectMetadata" {
+		return fmt.Errorf("watch frame: unexpected kind %s", shape.Kind)
+	}
+	if frame.Type == watch.Bookmark {
+		return f.bookmark(shape, bare)
+	}
+	o, _, err := newObject(rep, bare)
+	if err != nil {
+		return fmt.Errorf("watch frame: %w", err)
+	}
+	l := s.log
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.c.metrics.events.WithLabelValues(string(frame.Type)).Inc()
+	if st := f.staging; st != nil && !st.done {
+		if err := st.add(s, shape, o); err != nil {
+			return err
+		}
+		st.notify()
+		return nil
+	}
+	if len(s.objects) > l.c.cfg.MaxObjects {
+		return errTooLarge
+	}
+	if s.shape.Kind == "" {
+		s.setShape(shape)
+	}
+	s.apply(frame.Type, o)
+	return nil
+}
+
+// bookmark moves the scope on; the one that ends the initial events makes the
+// state complete.
+func (f *feed) bookmark(shape codec.Shape, bare []byte) error {
+	s := f.scope
+	meta, err := codec.ReadMeta(s.key.Representation, bare)
+	if err != nil || !validRV(meta.ResourceVersion) {
+		return fmt.Errorf("bookmark at %q: %w", meta.ResourceVersion, errors.Join(err, errNotAnObject))
+	}
+	end, _, err := codec.ReadAnnotation(s.key.Representation, bare, metav1.InitialEventsAnnotationKey)
+	if err != nil {
+		return err
+	}
+	l := s.log
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	st := f.staging
+	switch {
+	case st == nil:
+		s.advance(meta.ResourceVersion)
+		s.send(&event{kind: watch.Bookmark, rv: meta.ResourceVersion})
+		return nil
+	case end != "true":
+		return nil
+	}
+	if st.shape.Kind == "" {
+		st.shape = shape
+	}
+	return f.synced(st, meta.ResourceVersion)
+}
+
+// synced makes what was staged the scope's state. The caller holds the log's
+// lock.
+func (f *feed) synced(st *staging, rv string) error {
+	s := f.scope
+	if err := s.replace(st.shape, rv, st.byKey); err != nil {
+		s.expire()
+		return err
+	}
+	if s.rv == rv {
+		st.done, st.rv = true, rv
+		for w := range st.watchers {
+			w.cursor = rv
+			s.watchers[w] = struct{}{}
+		}
+	} else {
+		// A list has overtaken the sync. What went in between, its watchers
+		// would never hear of: they ask again, and begin with the scope's state.
+		st.failed = true
+	}
+	st.notify()
+	f.staging, f.resync = nil, false
+	f.live, s.fed = true, true
+	f.notify()
+	return nil
+}
+
+// expire makes the scope incomplete, because its bytes cannot be read or its
+// history is not to be trusted; watchers are told to list again. The caller holds
+// the log's lock.
+func (s *scope) expire() {
+	st := apierrors.NewResourceExpired("the state was lost").Status()
+	for w := range s.watchers {
+		w.finish(codec.AppendStatusFrame(nil, s.key.Representation, &st))
+	}
+	s.reset()
+}
+
+// statusError turns the object of an ERROR event into an error.
+func statusError(rep codec.Representation, wire []byte) error {
+	st := &metav1.Status{}
+	var err error
+	if rep.Protobuf {
+		var bare []byte
+		if _, bare, err = codec.DecodeObject(rep, wire); err == nil {
+			err = st.Unmarshal(bare)
+		}
+	} else {
+		err = json.Unmarshal(wire, st)
+	}
+	if err != nil {
+		return fmt.Errorf("watch error: %w", err)
+	}
+	if st.Code == http.StatusGone || st.Reason == metav1.StatusReasonExpired {
+		return errExpired
+	}
+	return &apierrors.StatusError{ErrStatus: *st}
+}
+
+// listAll is the sync for an API server without WatchList: all pages at one
+// resourceVersion.
+func (f *feed) listAll(ctx context.Context) error {
+	s := f.scope
+	st := newStaging()
+	q := s.key.query()
+	q.Set("limit", pageLimit)
+	for {
+		list, err := f.listPage(ctx, q, st)
+		if err != nil {
+			return err
+		}
+		if st.rv != "" && list.ResourceVersion != st.rv {
+			return fmt.Errorf("page at %s of a list at %s", list.ResourceVersion, st.rv)
+		}
+		st.rv = list.ResourceVersion
+		st.shape = list.Shape
+		if q.Set("continue", list.Continue); list.Continue == "" {
+			break
+		}
+	}
+	s.log.mu.Lock()
+	defer s.log.mu.Unlock()
+	return f.synced(st, st.rv)
+}
+
+func (f *feed) listPage(ctx context.Context, q url.Values, st *staging) (codec.List, error) {
+	s := f.scope
+	resp, err := f.do(ctx, q)
+	if err != nil {
+		return codec.List{}, err
+	}
+	defer resp.Body.Close()
+	d := codec.NewListDecoder(s.key.Representation, s.log.c.cfg.MaxObjectBytes, func(shape codec.Shape, bare []byte) error {
+		o, _, err := newObject(s.key.Representation, bytes.Clone(bare))
+		if err != nil {
+			return err
+		}
+		s.log.mu.RLock()
+		defer s.log.mu.RUnlock()
+		return st.add(s, shape, o)
+	})
+	if _, err := io.Copy(d, resp.Body); err != nil {
+		return codec.List{}, err
+	}
+	list, err := d.Close()
+	if err == nil && !validRV(list.ResourceVersion) {
+		err = errNotAnObject
+	}
+	return list, err
+}
