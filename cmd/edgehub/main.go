@@ -21,13 +21,11 @@ import (
 
 func main() {
 	options := app.DefaultOptions()
-	flags := pflag.NewFlagSet("edgehub", pflag.ContinueOnError)
-	options.AddFlags(flags)
-	err := flags.Parse(os.Args[1:])
+	err := options.Parse(os.Args[1:])
 	if errors.Is(err, pflag.ErrHelp) {
 		return
 	}
-	if err = errors.Join(err, options.Validate()); err == nil {
+	if err == nil {
 		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 		context.AfterFunc(ctx, stop) // a second signal ends the process at once
 		err = app.Run(klog.NewContext(ctx, klog.Background()), options)

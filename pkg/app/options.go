@@ -117,6 +117,32 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	}
 }
 
+// Parse takes a command line, without the program's name, and returns all that is
+// wrong with it; Validate need not be called after it. Help is printed and
+// pflag.ErrHelp.
+func (o *Options) Parse(args []string) error {
+	fs := pflag.NewFlagSet("edgehub", pflag.ContinueOnError)
+	o.AddFlags(fs)
+	var problems []error
+	err := fs.ParseAll(args, func(f *pflag.Flag, value string) error {
+		if err := fs.Set(f.Name, value); err != nil {
+			problems = append(problems, err)
+		}
+		return nil // there may be more
+	})
+	if errors.Is(err, pflag.ErrHelp) {
+		return err
+	}
+	if err == nil && fs.NArg() > 0 {
+		err = fmt.Errorf("%q is no flag, and edgehub takes nothing else", fs.Arg(0))
+	}
+	// What was not understood has its default, or nothing: no words about that.
+	if err := errors.Join(append(problems, err)...); err != nil {
+		return err
+	}
+	return o.Validate()
+}
+
 // Validate reports all that is wrong with the values, each problem by its flag. It
 // looks at no file.
 func (o *Options) Validate() error {

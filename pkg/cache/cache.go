@@ -104,10 +104,11 @@ type Cache struct {
 	metrics *metrics
 	now     func() time.Time
 
-	mu    sync.Mutex
-	logs  map[logName]*log
-	feeds map[*feed]struct{}
-	ended bool // no feed is started any more
+	mu     sync.Mutex
+	logs   map[logName]*log
+	onDisk map[logName]bool // found at start
+	feeds  map[*feed]struct{}
+	ended  bool // no feed is started any more
 
 	running   sync.WaitGroup // feeds
 	flushWake chan struct{}
@@ -127,7 +128,12 @@ func New(cfg Config) (*Cache, error) {
 	}
 	c := &Cache{
 		cfg: cfg, journal: cfg.Journal, sealer: sealer, now: time.Now,
-		logs: map[logName]*log{}, feeds: map[*feed]struct{}{}, flushWake: make(chan struct{}, 1),
+		logs: map[logName]*log{}, onDisk: map[logName]bool{}, feeds: map[*feed]struct{}{}, flushWake: make(chan struct{}, 1),
+	}
+	for _, text := range c.journal.Logs() {
+		if name, err := parseLogName(text); err == nil {
+			c.onDisk[name] = true
+		}
 	}
 	c.metrics = newMetrics(cfg.Registerer, c)
 	return c, nil
@@ -153,10 +159,48 @@ func (c *Cache) logOf(name logName) *log {
 		l = newLog(c, name)
 		c.logs[name] = l
 	}
+	l.touched = c.now()
 	c.mu.Unlock()
 	l.openOnce(klog.Background())
 	return l
 }
+
+// logIfKnown returns the log of a name if there is one, in memory or on disk; nil
+// if not. A request that the API server has not answered yet makes none.
+func (c *Cache) logIfKnown(name logName) *log {
+	c.mu.Lock()
+	known := c.logs[name] != nil || c.onDisk[name]
+	c.mu.Unlock()
+	if !known {
+		return nil
+	}
+	return c.logOf(name)
+}
+
+// forgetEmptyLogs lets go of the logs that hold nothing, such as those of watches
+// that were refused.
+func (c *Cache) forgetEmptyLogs() {
+	for _, l := range c.allLogs() {
+		c.mu.Lock()
+		if !l.mu.TryLock() { // elsewhere c.mu is taken second
+			c.mu.Unlock()
+			continue
+		}
+		if c.now().Sub(l.touched) > emptyLogAge && l.empty() {
+			delete(c.logs, l.name)
+			delete(c.onDisk, l.name)
+			if l.journal != nil {
+				_ = l.journal.Close() // nothing is in it
+			}
+		}
+		l.mu.Unlock()
+		c.mu.Unlock()
+	}
+}
+
+// emptyLogAge is how long a log may be empty; much longer than a request takes
+// from finding its log to putting something in.
+const emptyLogAge = 5 * time.Minute
 
 func (c *Cache) allLogs() []*log {
 	c.mu.Lock()
@@ -326,6 +370,7 @@ func (c *Cache) maintain(ctx context.Context) {
 		case <-housekeeping.C:
 			c.endIdleFeeds()
 			c.evict()
+			c.forgetEmptyLogs()
 			continue
 		case <-time.After(wait):
 		}
@@ -413,7 +458,8 @@ func (c *Cache) evict() {
 			c.compact()
 		}
 		// What is dead goes with compaction; a quarter is left for that.
-		if scopes <= c.cfg.MaxScopes && live <= c.cfg.MaxBytes/4*3 || !c.evictOne() {
+		tooMuch := live > c.cfg.MaxBytes/4*3
+		if scopes <= c.cfg.MaxScopes && !tooMuch || !c.evictOne(tooMuch) {
 			return
 		}
 	}
@@ -430,23 +476,31 @@ func (c *Cache) compact() {
 	}
 }
 
-// evictOne drops the oldest scope, or whole response, that nobody needs now.
-func (c *Cache) evictOne() bool {
+// evictOne drops the scope that was used least recently and that nobody needs
+// now, and where it is about bytes, single objects and whole responses too. What
+// the node needs to come back goes last.
+func (c *Cache) evictOne(bytes bool) bool {
+	node := identityOf(c.cfg.Node(), nil)
 	var oldest time.Time
 	var from *log
-	var scope *scope
+	var victim *scope
 	var response *record
-	older := func(t time.Time) bool { return from == nil || t.Before(oldest) }
+	consider := func(l *log, used time.Time, s *scope, r *record) {
+		own, best := l.name.Identity == node, from != nil && from.name.Identity == node
+		if from == nil || best && !own || best == own && used.Before(oldest) {
+			oldest, from, victim, response = used, l, s, r
+		}
+	}
 	for _, l := range c.allLogs() {
 		l.mu.RLock()
 		for _, s := range l.allScopes() {
-			if s.feed == nil && !s.pinned && older(s.used) {
-				oldest, from, scope, response = s.used, l, s, nil
+			if s.feed == nil && !s.pinned && (bytes || !s.single) {
+				consider(l, s.used, s, nil)
 			}
 		}
 		for _, r := range l.responses {
-			if older(r.used) {
-				oldest, from, scope, response = r.used, l, nil, r
+			if bytes {
+				consider(l, r.used, nil, r)
 			}
 		}
 		l.mu.RUnlock()
@@ -456,10 +510,11 @@ func (c *Cache) evictOne() bool {
 	}
 	from.mu.Lock()
 	defer from.mu.Unlock()
-	if response != nil {
+	switch {
+	case response != nil && from.responses[response.id()] == response:
 		from.forgetResponse(response)
-	} else if scope.feed == nil {
-		from.drop(scope)
+	case victim != nil && victim.feed == nil:
+		from.drop(victim)
 	}
 	from.rewriteSoon()
 	c.metrics.evictions.Inc()

@@ -433,3 +433,25 @@ func TestHeartbeatsAreNotWrittenEachTime(t *testing.T) {
 		t.Errorf("a renewed Lease is written in %v, want minutes", time.Until(next))
 	}
 }
+
+func TestDeletionsOfOneListAreToldAgain(t *testing.T) {
+	server := newFakeServer()
+	for i := range 5 {
+		server.put(fmt.Sprintf("configmaps/a/m%d", i), "x") // 101 to 105
+	}
+	h := startHub(t, t.TempDir(), server)
+	w := h.watchAs(nodeUser, allMaps+watchList)
+	for range 6 {
+		w.next()
+	}
+	server.setDown(true)
+	for i := range 3 {
+		server.del(fmt.Sprintf("configmaps/a/m%d", i)) // to 108
+	}
+	server.forget()
+	server.setDown(false)
+	w.want("DELETED a/m0=x@108") // and here the connection breaks
+	w.close()
+	w = h.watchAs(nodeUser, allMaps+"?watch=1&resourceVersion=108")
+	w.want("DELETED a/m0=x@108", "DELETED a/m1=x@108", "DELETED a/m2=x@108")
+}

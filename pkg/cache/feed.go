@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"time"
 
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/klog/v2"
 
 	"github.com/edgehub/edgehub/pkg/codec"
@@ -36,6 +37,7 @@ type feed struct {
 	cancel context.CancelFunc
 
 	live     bool     // connected, and the state complete
+	hangUp   func()   // ends the connection, not the feed; nil while there is none
 	resync   bool     // the upstream has no history back to the scope's rv
 	staging  *staging // of the sync that is under way
 	refusal  *refusal // the answer that ended the feed, if one did
@@ -51,14 +53,20 @@ type feed struct {
 // log's lock.
 type staging struct {
 	shape    codec.Shape
-	list     []*object // as they came, for the watchers
+	list     []stagedEvent // as they came, for the watchers
 	byKey    map[string]*object
 	bytes    int64
+	from     string // the scope's resourceVersion when it began
 	rv       string
 	done     bool
 	failed   bool
 	changed  chan struct{}
 	watchers map[*watcher]struct{}
+}
+
+type stagedEvent struct {
+	kind   watch.EventType
+	object *object
 }
 
 func newStaging() *staging {
@@ -72,9 +80,9 @@ func (st *staging) notify() {
 
 // add takes the next object in; one that the scope has in this very version is
 // not kept twice.
-func (st *staging) add(s *scope, shape codec.Shape, o *object) error {
+func (st *staging) add(s *scope, shape codec.Shape, kind watch.EventType, o *object) error {
 	cfg := &s.log.c.cfg
-	if old := s.objects[o.key]; old != nil && old.rv == o.rv {
+	if old := s.objects[o.key]; kind != watch.Deleted && old != nil && old.rv == o.rv {
 		o = old
 	}
 	st.bytes += int64(len(o.bare))
@@ -82,8 +90,10 @@ func (st *staging) add(s *scope, shape codec.Shape, o *object) error {
 		return errTooLarge
 	}
 	st.shape = shape
-	st.list = append(st.list, o)
-	st.byKey[o.key] = o
+	st.list = append(st.list, stagedEvent{kind, o})
+	if st.byKey[o.key] = o; kind == watch.Deleted {
+		delete(st.byKey, o.key)
+	}
 	return nil
 }
 
@@ -106,10 +116,11 @@ func (r *refusal) response(c *Cache, req *http.Request) *http.Response {
 }
 
 var (
-	errTooLarge = errors.New("more than the cache keeps of one scope")
-	errExpired  = errors.New("resourceVersion is too old")
-	errJSONOnly = errors.New("resource has no protobuf")
-	errNoInit   = errors.New("API server does not send initial events")
+	errTooLarge     = errors.New("more than the cache keeps of one scope")
+	errExpired      = errors.New("resourceVersion is too old")
+	errJSONOnly     = errors.New("resource has no protobuf")
+	errHistoryReset = errors.New("the API server's history was reset")
+	errNoInit       = errors.New("API server does not send initial events")
 )
 
 // startFeed gives a scope its feed. ctx lends its values, not its end: the feed
@@ -247,7 +258,11 @@ func (f *feed) isOver(err error) bool {
 		return true
 	case !errors.As(err, &r):
 		return false
-	case r.code == http.StatusForbidden || r.code == http.StatusUnauthorized || r.code == http.StatusNotFound:
+	case r.code == http.StatusUnauthorized:
+		// This credential is no good any more; the user may have another one.
+		f.refusal = r
+		return true
+	case r.code == http.StatusForbidden || r.code == http.StatusNotFound:
 		f.refusal = r
 		f.scope.pinned = false
 		l.drop(f.scope)
@@ -268,7 +283,7 @@ func (f *feed) disconnected(err error) {
 	l := f.scope.log
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	f.live = false
+	f.live, f.hangUp = false, nil
 	if !l.c.unavailable(err) {
 		f.scope.fed = false // somebody else may have ended it: nothing vouches for the state
 	}

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"slices"
 	"time"
 
 	"github.com/edgehub/edgehub/pkg/cache/journal"
@@ -35,6 +36,7 @@ type group struct {
 	items []item
 	tombs []*object // that are written, to be restored when they are not
 	clear bool
+	parts bool // it is written in parts, and the first of them may be on disk
 }
 
 // flush writes what has changed, or, when more than two thirds of the log are
@@ -50,7 +52,10 @@ func (l *log) flush() error {
 		return nil
 	}
 	l.due = time.Time{}
-	groups, dropped := l.collect(whole)
+	groups := l.collect(whole)
+	if whole {
+		l.pinned = newPinnedView(l.journal.View())
+	}
 	l.mu.Unlock()
 
 	var done int
@@ -58,12 +63,13 @@ func (l *log) flush() error {
 	if whole {
 		err = l.rewrite(groups)
 	} else {
-		done, err = l.appendGroups(groups, dropped)
+		done, err = l.appendGroups(groups)
 	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.unpin()
 	if err != nil {
-		l.mu.Lock()
-		l.restore(groups[done:], dropped)
-		l.mu.Unlock()
+		l.restore(groups[done:], whole)
 		return fmt.Errorf("write %s: %w", l.name.gvr(), err)
 	}
 	return nil
@@ -89,7 +95,15 @@ func (l *log) worthRewriting() bool {
 const minRewriteBytes = 1 << 20
 
 // collect takes what is to be written. The caller holds mu.
-func (l *log) collect(whole bool) (groups []group, dropped []journal.Entry) {
+func (l *log) collect(whole bool) (groups []group) {
+	if len(l.dropped) > 0 && !whole {
+		g := group{}
+		for _, e := range l.dropped {
+			g.items = append(g.items, item{entry: e})
+		}
+		groups = append(groups, g)
+	}
+	l.dropped = nil
 	for _, s := range l.allScopes() {
 		if g, ok := s.collect(whole); ok {
 			groups = append(groups, g)
@@ -103,8 +117,7 @@ func (l *log) collect(whole bool) (groups []group, dropped []journal.Entry) {
 		groups = append(groups, group{items: []item{{record: r, bare: r.body, ref: r.ref, entry: r.entry()}}})
 	}
 	l.dirtyResp = map[string]*record{}
-	dropped, l.dropped = l.dropped, nil
-	return groups, dropped
+	return groups
 }
 
 // collect takes what is to be written of a scope.
@@ -154,7 +167,7 @@ func (s *scope) objectItem(kind uint8, o *object) item {
 
 func (s *scope) stateEntry(final bool) journal.Entry {
 	meta, err := json.Marshal(stateMeta{
-		Key: s.key, Single: s.single, Shape: s.shape, RV: s.rv, Reach: s.reach,
+		Key: s.key, Single: s.single, Shape: s.shape, RV: s.rv, Reach: s.reach, Gaps: slices.Clone(s.gaps),
 		Complete: s.complete && final, Pinned: s.pinned, Used: s.used.Unix(),
 	})
 	if err != nil {
@@ -164,16 +177,19 @@ func (s *scope) stateEntry(final bool) journal.Entry {
 }
 
 // restore makes dirty again what could not be written. The caller holds mu.
-func (l *log) restore(groups []group, dropped []journal.Entry) {
-	l.dropped = append(dropped, l.dropped...)
+func (l *log) restore(groups []group, whole bool) {
+	l.touch(true)
+	if whole {
+		l.nextCheck = -1 // all of it, again
+	}
 	for _, g := range groups {
 		if g.scope == nil {
-			for _, i := range g.items {
-				if l.responses[i.record.id()] == i.record {
-					l.dirtyResp[i.record.id()] = i.record
-				}
-			}
+			l.restoreOthers(g)
 			continue
+		}
+		if g.parts {
+			// Some of it may be on disk, and which is not worth knowing.
+			l.nextCheck = -1
 		}
 		s := g.scope
 		s.dirtyState = true
@@ -192,13 +208,25 @@ func (l *log) restore(groups []group, dropped []journal.Entry) {
 	}
 }
 
+// restoreOthers makes dirty again what is of no scope. Entries that drop something
+// stay before all that came after them.
+func (l *log) restoreOthers(g group) {
+	var again []journal.Entry
+	for _, i := range g.items {
+		switch {
+		case i.record == nil:
+			again = append(again, i.entry)
+		case l.responses[i.record.id()] == i.record:
+			l.dirtyResp[i.record.id()] = i.record
+		}
+	}
+	l.dropped = append(again, l.dropped...)
+}
+
 // appendGroups writes the groups, as many as fit into a batch at a time, and
 // returns how many are on disk.
-func (l *log) appendGroups(groups []group, dropped []journal.Entry) (done int, err error) {
+func (l *log) appendGroups(groups []group) (done int, err error) {
 	batch := make([]item, 0, 16)
-	for _, e := range dropped {
-		batch = append(batch, item{entry: e})
-	}
 	size := 0
 	commit := func(upTo int) error {
 		if len(batch) > 0 {
@@ -211,12 +239,13 @@ func (l *log) appendGroups(groups []group, dropped []journal.Entry) (done int, e
 	}
 	for n, g := range groups {
 		gs := g.size()
-		if size > 0 && size+gs > maxBatchBytes {
+		if len(batch) > 0 && size+gs > maxBatchBytes {
 			if err := commit(n); err != nil {
 				return done, err
 			}
 		}
 		if gs > maxBatchBytes && g.scope != nil {
+			groups[n].parts = true
 			if err := l.appendLarge(g); err != nil {
 				return done, err
 			}
@@ -263,12 +292,12 @@ func (s *scope) stateEntryLocked(final bool) journal.Entry {
 
 // appendItems writes one batch and lets go of the bytes that are on disk now.
 func (l *log) appendItems(items []item) error {
-	v := l.view()
+	v := l.lockedView()
 	defer v.Close()
 	entries := make([]journal.Entry, len(items))
 	for n := range items {
 		e, err := l.bodyOf(&items[n], v)
-		if errors.Is(err, journal.ErrDamaged) {
+		if errors.Is(err, journal.ErrDamaged) || errors.Is(err, journal.ErrUnknownRef) {
 			l.forgetDamaged(items[n])
 		}
 		if err != nil {
@@ -296,11 +325,18 @@ func (l *log) settle(items []item, refs []journal.Ref) {
 			i.record.ref, i.record.body = refs[n], nil
 		}
 	}
+	l.unpin()
+}
+
+func (l *log) lockedView() *pinnedView {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	return l.view()
 }
 
 // bodyOf completes an entry with its body, sealed where that is due. What is on
 // disk already is copied as it is there.
-func (l *log) bodyOf(i *item, v *journal.View) (journal.Entry, error) {
+func (l *log) bodyOf(i *item, v *pinnedView) (journal.Entry, error) {
 	e := i.entry
 	if e.Kind != entryPut && e.Kind != entryTomb && e.Kind != entryResponse {
 		return e, nil
@@ -329,7 +365,7 @@ func (l *log) bodyOf(i *item, v *journal.View) (journal.Entry, error) {
 
 // rewrite replaces the log on disk by the groups.
 func (l *log) rewrite(groups []group) error {
-	v := l.view()
+	v := l.lockedView()
 	defer v.Close()
 	var items []item
 	for _, g := range groups {
@@ -338,7 +374,7 @@ func (l *log) rewrite(groups []group) error {
 	var seq iter.Seq2[journal.Entry, error] = func(yield func(journal.Entry, error) bool) {
 		for n := range items {
 			e, err := l.bodyOf(&items[n], v)
-			if errors.Is(err, journal.ErrDamaged) {
+			if errors.Is(err, journal.ErrDamaged) || errors.Is(err, journal.ErrUnknownRef) {
 				l.forgetDamaged(items[n])
 			}
 			if !yield(e, err) || err != nil {

@@ -25,11 +25,14 @@ import (
 
 // connect brings the state up to date and follows the watch until it breaks.
 func (f *feed) connect(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	l := f.scope.log
-	l.mu.RLock()
+	l.mu.Lock()
+	f.hangUp = cancel
 	sync := !f.scope.complete || f.resync
 	rv := f.scope.rv
-	l.mu.RUnlock()
+	l.mu.Unlock()
 	q := f.scope.key.query()
 	q.Set("watch", "true")
 	q.Set("allowWatchBookmarks", "true")
@@ -80,10 +83,10 @@ func (f *feed) connected(sync bool) {
 	l := f.scope.log
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if sync {
+	f.scope.fed = false // until it has caught up with what is past
+	if f.live = !sync; sync {
 		f.staging = newStaging()
-	} else {
-		f.live, f.scope.fed = true, true
+		f.staging.from = f.scope.rv
 	}
 	f.notify()
 }
@@ -162,10 +165,12 @@ func (f *feed) take(frame codec.Frame) error {
 	defer l.mu.Unlock()
 	l.c.metrics.events.WithLabelValues(string(frame.Type)).Inc()
 	if st := f.staging; st != nil && !st.done {
-		if err := st.add(s, shape, o); err != nil {
+		if err := st.add(s, shape, frame.Type, o); err != nil {
 			return err
 		}
-		st.notify()
+		if st.notify(); len(st.list) == 1 {
+			f.notify() // there is a shape: who waits can be served
+		}
 		return nil
 	}
 	if len(s.objects) > l.c.cfg.MaxObjects {
@@ -196,6 +201,8 @@ func (f *feed) bookmark(shape codec.Shape, bare []byte) error {
 	st := f.staging
 	switch {
 	case st == nil:
+		// All up to here has come, and here is later than the connection.
+		s.fed = true
 		s.advance(meta.ResourceVersion)
 		s.send(&event{kind: watch.Bookmark, rv: meta.ResourceVersion})
 		return nil
@@ -212,6 +219,12 @@ func (f *feed) bookmark(shape codec.Shape, bare []byte) error {
 // lock.
 func (f *feed) synced(st *staging, rv string) error {
 	s := f.scope
+	if s.complete && compareRV(rv, st.from) < 0 {
+		// A consistent read that is older than what was read before: etcd has been
+		// restored, and nothing that is recorded holds any more.
+		s.expire()
+		return errHistoryReset
+	}
 	if err := s.replace(st.shape, rv, st.byKey); err != nil {
 		s.expire()
 		return err
@@ -238,11 +251,22 @@ func (f *feed) synced(st *staging, rv string) error {
 // history is not to be trusted; watchers are told to list again. The caller holds
 // the log's lock.
 func (s *scope) expire() {
-	st := apierrors.NewResourceExpired("the state was lost").Status()
-	for w := range s.watchers {
-		w.finish(codec.AppendStatusFrame(nil, s.key.Representation, &st))
-	}
+	s.endWatchers(func(*watcher) bool { return true })
 	s.reset()
+	if s.feed != nil && s.feed.hangUp != nil {
+		s.feed.live = false
+		s.feed.hangUp() // and begin anew
+	}
+}
+
+// endWatchers tells watchers to list again. The caller holds the log's lock.
+func (s *scope) endWatchers(which func(*watcher) bool) {
+	st := apierrors.NewResourceExpired("the state that this watch goes on from is not known here").Status()
+	for w := range s.watchers {
+		if which(w) {
+			w.finish(codec.AppendStatusFrame(nil, s.key.Representation, &st))
+		}
+	}
 }
 
 // statusError turns the object of an ERROR event into an error.
@@ -306,7 +330,7 @@ func (f *feed) listPage(ctx context.Context, q url.Values, st *staging) (codec.L
 		}
 		s.log.mu.RLock()
 		defer s.log.mu.RUnlock()
-		return st.add(s, shape, o)
+		return st.add(s, shape, watch.Added, o)
 	})
 	if _, err := io.Copy(d, resp.Body); err != nil {
 		return codec.List{}, err

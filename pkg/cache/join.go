@@ -33,8 +33,12 @@ const (
 // watch serves a watch from the scope's feed, and opens that first where there is
 // none. What a feed cannot serve goes upstream.
 func (c *Cache) watch(req *http.Request, q query) (*http.Response, error) {
+	tabular := q.opaque && !q.unanswerable // another representation comes first
 	if !q.followable() {
 		resp, err := c.pass(req)
+		if err == nil {
+			c.revoke(resp, &q)
+		}
 		if err == nil || !c.unavailable(err) {
 			return resp, err
 		}
@@ -50,6 +54,11 @@ func (c *Cache) watch(req *http.Request, q query) (*http.Response, error) {
 	for {
 		j := &join{c: c, l: l, q: &q, req: req, since: c.now()}
 		resp, err := j.run()
+		if tabular && apierrors.IsServiceUnavailable(err) {
+			if later := c.watchLater(req, &q); later != nil {
+				return later, nil
+			}
+		}
 		if !errors.Is(err, errJSONOnly) {
 			return resp, err
 		}
@@ -176,7 +185,10 @@ func (j *join) step(s *scope) (resp *http.Response, wait time.Duration, err erro
 	case j.q.resumes():
 		return j.resume(s, up)
 	case s.complete && (f.live || !up):
-		switch {
+		switch atLeast := j.q.opts.ResourceVersion; {
+		case !up && validRV(atLeast) && compareRV(atLeast, s.rv) > 0:
+			f.release()
+			return nil, 0, errTooNew(atLeast, s.rv)
 		case !up || !j.l.behind(s, j.q.opts.ResourceVersion):
 			return j.attach(s, up), 0, nil
 		case waited < freshPatience:
@@ -200,7 +212,7 @@ func (j *join) step(s *scope) (resp *http.Response, wait time.Duration, err erro
 // scope does not have, the API server may.
 func (j *join) resume(s *scope, up bool) (*http.Response, time.Duration, error) {
 	switch rv := j.q.opts.ResourceVersion; {
-	case s.complete && compareRV(rv, s.reach) >= 0:
+	case s.canResume(rv):
 		return j.attach(s, up), 0, nil
 	case up:
 		return j.pass()
@@ -250,6 +262,9 @@ func (j *join) attach(s *scope, up bool) *http.Response {
 func (j *join) pass() (*http.Response, time.Duration, error) {
 	j.l.mu.Unlock()
 	resp, err := j.c.pass(j.req)
+	if err == nil {
+		j.c.revoke(resp, j.q)
+	}
 	j.l.mu.Lock()
 	if err != nil || resp.StatusCode != http.StatusOK {
 		j.feed.release()

@@ -186,6 +186,7 @@ type query struct {
 	opts metav1.ListOptions
 	// accepted are all representations in the client's order.
 	accepted []codec.Accepted
+	get      bool // one object by its name
 	// unanswerable is true when no scope can answer the request: a parameter
 	// that we do not know, a selector that does not parse, no representation.
 	unanswerable bool
@@ -234,7 +235,7 @@ func parseQuery(req *http.Request, info *request.RequestInfo) (query, error) {
 	if info.APIGroup == "" && info.Resource == "namespaces" {
 		q.key.Namespace = "" // RequestInfo counts a namespace as its own
 	}
-	if info.Verb == "get" {
+	if q.get = info.Verb == "get"; q.get {
 		q.key.Name = info.Name
 		return q, nil
 	}
@@ -247,6 +248,9 @@ func parseQuery(req *http.Request, info *request.RequestInfo) (query, error) {
 		q.reject()
 	} else {
 		q.setFields(fs)
+	}
+	if q.key.Name == "" {
+		q.key.Name = info.Name // of /watch/.../name
 	}
 	return q, nil
 }

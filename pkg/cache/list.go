@@ -26,35 +26,42 @@ const listBytes = 64 << 10
 // list answers a list: from a live feed where resourceVersion=0 or NotOlderThan
 // allows that, else from upstream, and when that is away, from the scopes.
 func (c *Cache) list(req *http.Request, q query) (*http.Response, error) {
-	l := c.logOf(q.name)
-	if resp := c.listFromFeed(req, l, &q); resp != nil {
+	if resp := c.listFromFeed(req, &q); resp != nil {
 		return resp, nil
 	}
 	if q.opaque {
 		resp, err := c.roundTripResponse(req, q.name, q.accepted)
-		if err == nil || !c.unavailable(err) || q.unanswerable {
-			return resp, err
+		switch {
+		case err == nil:
+			c.revoke(resp, &q)
+			return resp, nil
+		case !c.unavailable(err) || q.unanswerable:
+			return nil, err
 		}
-		return c.replayList(req, l, &q)
+		return c.replayList(req, &q)
 	}
 	resp, err := c.pass(req)
 	switch {
 	case err == nil:
-		c.recordList(resp, l, &q)
+		c.recordList(resp, &q)
 		return resp, nil
 	case c.unavailable(err):
-		return c.replayList(req, l, &q)
+		return c.replayList(req, &q)
 	}
 	return nil, err
 }
 
 // listFromFeed answers from a feed that is live and not behind what the user has
 // seen; nil where that cannot be.
-func (c *Cache) listFromFeed(req *http.Request, l *log, q *query) *http.Response {
+func (c *Cache) listFromFeed(req *http.Request, q *query) *http.Response {
 	o := &q.opts
 	any := o.ResourceVersion == "0" && (o.ResourceVersionMatch == "" || o.ResourceVersionMatch == metav1.ResourceVersionMatchNotOlderThan)
 	atLeast := validRV(o.ResourceVersion) && o.ResourceVersionMatch == metav1.ResourceVersionMatchNotOlderThan && o.Limit == 0
 	if q.opaque || o.Continue != "" || !any && !atLeast || !c.cfg.Upstream.Up() {
+		return nil
+	}
+	l := c.logIfKnown(q.name)
+	if l == nil {
 		return nil
 	}
 	l.mu.Lock()
@@ -78,7 +85,7 @@ func (c *Cache) listFromFeed(req *http.Request, l *log, q *query) *http.Response
 
 // replayList answers while the link is down, from the newest scope of the user
 // that holds all that is asked for.
-func (c *Cache) replayList(req *http.Request, l *log, q *query) (*http.Response, error) {
+func (c *Cache) replayList(req *http.Request, q *query) (*http.Response, error) {
 	o := &q.opts
 	if err := q.refuse(); err != nil {
 		return nil, err
@@ -86,14 +93,18 @@ func (c *Cache) replayList(req *http.Request, l *log, q *query) (*http.Response,
 	if o.Continue != "" {
 		return nil, apierrors.NewResourceExpired("the link to the API server is down: the list cannot be continued, start it again")
 	}
+	err := errNotRecorded(q)
+	l := c.logIfKnown(q.name)
+	if l == nil {
+		return nil, err
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	err := errNotRecorded(q)
 	scopes, keys := l.candidates(q)
 	for i, s := range scopes {
 		switch rv := o.ResourceVersion; {
 		case !validRV(rv):
-		case o.ResourceVersionMatch == metav1.ResourceVersionMatchExact && rv != s.rv:
+		case q.exact() && rv != s.rv:
 			err = apierrors.NewResourceExpired("the link to the API server is down: the recorded state is at " + s.rv + ", not at " + rv)
 			continue
 		case compareRV(rv, s.rv) > 0:
@@ -293,8 +304,12 @@ func (s *scope) damagedRead() {
 func (c *Cache) get(req *http.Request, q query) (*http.Response, error) {
 	if q.opaque {
 		resp, err := c.roundTripResponse(req, q.name, q.accepted)
-		if err == nil || !c.unavailable(err) || q.unanswerable {
-			return resp, err
+		switch {
+		case err == nil:
+			c.revoke(resp, &q)
+			return resp, nil
+		case !c.unavailable(err) || q.unanswerable:
+			return nil, err
 		}
 		return c.replayGet(req, &q)
 	}
@@ -312,7 +327,10 @@ func (c *Cache) get(req *http.Request, q query) (*http.Response, error) {
 // replayGet answers a get while the link is down. 404 is only said when a scope
 // that was fed until the link was lost does not hold the object.
 func (c *Cache) replayGet(req *http.Request, q *query) (*http.Response, error) {
-	l := c.logOf(q.name)
+	l := c.logIfKnown(q.name)
+	if l == nil {
+		return nil, errNotRecorded(q)
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	var from *scope

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -35,10 +36,13 @@ type log struct {
 	name logName
 	load sync.Once
 
+	touched time.Time // when somebody last asked for it; guarded by Cache.mu
+
 	// mu guards what follows and all scopes. It is never held over a disk
 	// write; reads of single objects happen under it.
 	mu        sync.RWMutex
 	journal   *journal.Log
+	pinned    *pinnedView // while the log is written anew
 	scopes    map[Key]*scope
 	single    map[codec.Representation]*scope
 	responses map[string]*record
@@ -64,6 +68,7 @@ type stateMeta struct {
 	Shape    codec.Shape `json:"shape"`
 	RV       string      `json:"rv,omitempty"`
 	Reach    string      `json:"reach,omitempty"`
+	Gaps     []gap       `json:"gaps,omitempty"`
 	Complete bool        `json:"complete,omitempty"`
 	Pinned   bool        `json:"pinned,omitempty"`
 	Used     int64       `json:"used,omitempty"` // Unix seconds
@@ -119,12 +124,19 @@ func (l *log) singleOf(rep codec.Representation) *scope {
 	return l.newScope(Key{Representation: rep}, true)
 }
 
+// empty reports whether nothing would be lost with the log. The caller holds mu.
+func (l *log) empty() bool {
+	return len(l.scopes)+len(l.single)+len(l.responses)+len(l.dropped)+len(l.pages) == 0 &&
+		(l.journal == nil || l.journal.Size() == 0)
+}
+
 // drop forgets a scope, in memory and with the next flush on disk. Its feed and
 // watchers are the caller's to end.
 func (l *log) drop(s *scope) {
-	if s.single {
+	switch {
+	case s.single && l.single[s.key.Representation] == s:
 		delete(l.single, s.key.Representation)
-	} else {
+	case !s.single && l.scopes[s.key] == s:
 		delete(l.scopes, s.key)
 	}
 	if s.onDisk {
@@ -185,11 +197,46 @@ func (l *log) touch(urgent bool) {
 	}
 }
 
-func (l *log) view() *journal.View {
-	if l.journal == nil {
+// view returns a view in which the refs of the log's objects are good, nil if the
+// log is not readable. While the log is written anew, that is the view from before:
+// between the journal's change and the new refs nobody sees one without the other.
+// The caller holds mu.
+func (l *log) view() *pinnedView {
+	switch {
+	case l.journal == nil:
 		return nil
+	case l.pinned != nil:
+		l.pinned.users.Add(1)
+		return l.pinned
 	}
-	return l.journal.View()
+	return newPinnedView(l.journal.View())
+}
+
+// unpin ends the time of the view from before. The caller holds mu.
+func (l *log) unpin() {
+	if l.pinned != nil {
+		l.pinned.Close()
+		l.pinned = nil
+	}
+}
+
+// A pinnedView is a journal.View that may have several users.
+type pinnedView struct {
+	*journal.View
+	users atomic.Int32
+}
+
+func newPinnedView(v *journal.View) *pinnedView {
+	p := &pinnedView{View: v}
+	p.users.Store(1)
+	return p
+}
+
+// Close gives up one use.
+func (p *pinnedView) Close() {
+	if p.users.Add(-1) == 0 {
+		p.View.Close()
+	}
 }
 
 // readOne returns the bytes of an object of a scope. The caller holds mu.
@@ -206,7 +253,7 @@ func (s *scope) readOne(o *object) ([]byte, error) {
 }
 
 // openObject reads an object from a view and opens the seal that is on it.
-func (s *scope) openObject(v *journal.View, key string, ref journal.Ref, dst []byte) ([]byte, error) {
+func (s *scope) openObject(v *pinnedView, key string, ref journal.Ref, dst []byte) ([]byte, error) {
 	if v == nil {
 		return nil, errNoJournal
 	}
@@ -341,7 +388,7 @@ func (r *replay) state(e journal.Entry) error {
 		r.byID[e.Scope] = s
 	}
 	s.key, s.single, s.shape = m.Key, m.Single, m.Shape
-	s.rv, s.reach, s.complete, s.pinned = m.RV, m.Reach, m.Complete, m.Pinned
+	s.rv, s.reach, s.gaps, s.complete, s.pinned = m.RV, m.Reach, m.Gaps, m.Complete, m.Pinned
 	s.used = time.Unix(m.Used, 0)
 	return nil
 }
@@ -390,7 +437,7 @@ func (r *replay) finish(logger klog.Logger) {
 		r.l.responses = map[string]*record{}
 		r.l.nextCheck = 0
 	}
-	if len(r.l.dropped) > 0 || r.all {
+	if len(r.l.dropped) > 0 || len(r.bad) > 0 || r.all {
 		r.l.rewriteSoon()
 	}
 }
@@ -403,5 +450,6 @@ func (l *log) rewriteSoon() {
 
 var (
 	errNotAnObject = errors.New("not an object with a name and a comparable resourceVersion")
+	errSharedGone  = errors.New("objects that a list shares with the recorded state are gone")
 	errNoJournal   = errors.New("the journal of this log is not readable")
 )

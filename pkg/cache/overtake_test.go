@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/endpoints/request"
 
 	"github.com/edgehub/edgehub/pkg/codec"
@@ -17,7 +18,7 @@ import (
 // A list that passes by while a feed does its first sync may be newer than what
 // the feed is told. Those who follow the sync must not be left with its state as
 // if it were the scope's: they would never hear of what went in between.
-func TestListOvertakesFirstSync(t *testing.T) {
+func TestListOvertakesStaging(t *testing.T) {
 	h := startHub(t, t.TempDir(), newFakeServer())
 	req := httptest.NewRequestWithContext(t.Context(), "GET", "/api/v1/configmaps?watch=1&allowWatchBookmarks=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan", nil)
 	info, err := fakeResolver.NewRequestInfo(req)
@@ -37,7 +38,7 @@ func TestListOvertakesFirstSync(t *testing.T) {
 	st := s.feed.staging
 	o, _, err := newObject(q.key.Representation, []byte(`{"metadata":{"name":"gone","namespace":"a","resourceVersion":"101"}}`))
 	if err == nil {
-		err = st.add(s, shape, o)
+		err = st.add(s, shape, watch.Added, o)
 	}
 	if err != nil {
 		t.Fatal(err)

@@ -8,7 +8,10 @@ import (
 	"encoding/json"
 	"io"
 	"net/http"
+	"strings"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/endpoints/request"
 
 	"github.com/edgehub/edgehub/pkg/codec"
@@ -42,19 +45,15 @@ type listRecorder struct {
 
 // recordList lets a list answer be recorded, if it is a state: not an exact one,
 // and, where it has pages, all of them at one resourceVersion.
-func (c *Cache) recordList(resp *http.Response, l *log, q *query) {
-	switch resp.StatusCode {
-	case http.StatusOK:
-	case http.StatusForbidden, http.StatusUnauthorized:
-		l.revoke(q.key)
-		return
-	default:
+func (c *Cache) recordList(resp *http.Response, q *query) {
+	if c.revoke(resp, q); resp.StatusCode != http.StatusOK {
 		return
 	}
 	rep, ok := q.representationOf(resp.Header.Get("Content-Type"))
-	if !ok || q.opts.ResourceVersionMatch == "Exact" {
+	if !ok || q.exact() {
 		return
 	}
+	l := c.logOf(q.name)
 	r := &listRecorder{body: resp.Body, l: l, q: q, rep: rep, staging: newStaging(), first: true}
 	if token := q.opts.Continue; token != "" {
 		p := l.takePage(token)
@@ -65,6 +64,14 @@ func (c *Cache) recordList(resp *http.Response, l *log, q *query) {
 	}
 	r.decoder = codec.NewListDecoder(rep, c.cfg.MaxObjectBytes, r.item)
 	resp.Body = r
+}
+
+// exact reports whether a list asks for one resourceVersion exactly. A limit with a
+// resourceVersion and no match means that, too.
+func (q *query) exact() bool {
+	o := &q.opts
+	return o.ResourceVersionMatch == metav1.ResourceVersionMatchExact ||
+		o.ResourceVersionMatch == "" && o.Limit > 0 && o.ResourceVersion != "" && o.ResourceVersion != "0"
 }
 
 // representationOf returns which of the accepted representations an answer is in.
@@ -106,7 +113,7 @@ func (r *listRecorder) item(shape codec.Shape, bare []byte) error {
 	if old := s.objects[o.key]; old == nil || old.rv != o.rv {
 		o.bare = bytes.Clone(bare)
 	}
-	return r.staging.add(s, shape, o)
+	return r.staging.add(s, shape, watch.Added, o)
 }
 
 func (r *listRecorder) Read(p []byte) (int, error) {
@@ -193,21 +200,15 @@ func (l *log) takePage(token string) *page {
 
 // recordGet keeps the object of a get's answer.
 func (c *Cache) recordGet(resp *http.Response, q *query) {
-	l := c.logOf(q.name)
-	key := objectKey(q.key.Namespace, q.key.Name)
-	switch resp.StatusCode {
-	case http.StatusOK:
-	case http.StatusForbidden, http.StatusUnauthorized, http.StatusNotFound:
-		l.forgetObject(key)
-		return
-	default:
+	if c.revoke(resp, q); resp.StatusCode != http.StatusOK {
 		return
 	}
+	key := objectKey(q.key.Namespace, q.key.Name)
 	rep, ok := q.representationOf(resp.Header.Get("Content-Type"))
 	if !ok {
 		return
 	}
-	c.captureObject(resp, l, rep, key)
+	c.captureObject(resp, c.logOf(q.name), rep, key)
 }
 
 // captureObject keeps the object that an answer holds, in the record of single
@@ -256,6 +257,11 @@ func (l *log) keepObject(rep codec.Representation, shape codec.Shape, o *object)
 func (l *log) forgetObject(key string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.forgetSingle(key)
+}
+
+// forgetSingle is forgetObject for who holds mu.
+func (l *log) forgetSingle(key string) {
 	for _, s := range l.single {
 		if o := s.objects[key]; o != nil {
 			delete(s.objects, key)
@@ -265,13 +271,32 @@ func (l *log) forgetObject(key string) {
 	}
 }
 
-// revoke drops every scope that holds as much as key asks for: the API server has
-// just said that the user may not list that.
-func (l *log) revoke(key Key) {
+// revoke ends a user's right to what is cached, because the API server has just
+// said that there is none: to every scope that holds as much as was asked for, and
+// to the whole responses to that path. What is not there (404) goes as well. A 401
+// is about a token; the user may have another one.
+func (c *Cache) revoke(resp *http.Response, q *query) {
+	if resp.StatusCode != http.StatusForbidden && resp.StatusCode != http.StatusNotFound {
+		return
+	}
+	l := c.logIfKnown(q.name)
+	if l == nil {
+		return
+	}
+	path := resp.Request.URL.Path
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	for _, r := range l.responses {
+		if p, _, _ := strings.Cut(r.Path, "?"); p == path {
+			l.forgetResponse(r)
+		}
+	}
+	if q.get {
+		l.forgetSingle(objectKey(q.key.Namespace, q.key.Name))
+		return
+	}
 	for _, s := range l.scopes {
-		want := key
+		want := q.key
 		want.Representation = s.key.Representation
 		if !s.key.covers(want) {
 			continue
@@ -310,30 +335,15 @@ func (c *Cache) write(req *http.Request, info *request.RequestInfo) (*http.Respo
 	}
 	rep, ok := codec.FromContentType(resp.Header.Get("Content-Type"))
 	if info.Verb == "delete" {
-		c.captureDelete(resp, l, rep, key)
+		// Also where it is only on its way out: the feeds follow that, and a record
+		// that nobody corrects any more would be replayed for ever.
+		l.forgetObject(key)
 		return resp, nil
 	}
 	if ok {
 		c.captureObject(resp, l, rep, key)
 	}
 	return resp, nil
-}
-
-// captureDelete forgets an object that is gone, and keeps one that is only on its
-// way out.
-func (c *Cache) captureDelete(resp *http.Response, l *log, rep codec.Representation, key string) {
-	resp.Body = &capture{body: resp.Body, limit: c.cfg.MaxObjectBytes, done: func(body []byte, whole bool) {
-		if whole {
-			shape, bare, err := codec.DecodeObject(rep, body)
-			if err == nil && shape.Kind != "Status" {
-				if o, m, err := newObject(rep, bytes.Clone(bare)); err == nil && m.DeletionTimestamp {
-					l.keepObject(rep, shape, o)
-					return
-				}
-			}
-		}
-		l.forgetObject(key)
-	}}
 }
 
 func parseLogName(text string) (logName, error) {

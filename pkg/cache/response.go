@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/url"
 	"slices"
@@ -74,12 +75,33 @@ func (l *log) putResponse(m responseMeta, body []byte) {
 	}
 	r := &record{responseMeta: m, body: body, used: l.c.now()}
 	l.responses[m.id()] = r
+	l.limitResponses()
 	l.dirtyResp[m.id()] = r
 	l.touch(true)
 }
 
+// maxResponses bounds how many whole responses a log keeps: of discovery there are
+// some hundreds, of tokens one for each volume and each time a pod is replaced.
+const maxResponses = 2000
+
+// limitResponses forgets the tenth that was used least recently when there are too
+// many. The caller holds mu.
+func (l *log) limitResponses() {
+	if len(l.responses) <= maxResponses {
+		return
+	}
+	all := slices.SortedFunc(maps.Values(l.responses), func(a, b *record) int { return a.used.Compare(b.used) })
+	for _, r := range all[:maxResponses/10] {
+		l.forgetResponse(r)
+		l.c.metrics.evictions.Inc()
+	}
+}
+
 // holds reports whether a response is recorded with an entity tag.
 func (l *log) holds(id, tag string) bool {
+	if l == nil {
+		return false
+	}
 	l.mu.RLock()
 	defer l.mu.RUnlock()
 	r := l.responses[id]
@@ -192,7 +214,7 @@ func normalAccept(accepted []codec.Accepted) string {
 // that is away, from the record.
 func (c *Cache) roundTripResponse(req *http.Request, name logName, accepted []codec.Accepted) (*http.Response, error) {
 	meta := responseMeta{Path: normalQuery(req.URL), Accept: normalAccept(accepted)}
-	if tag := req.Header.Get("If-None-Match"); tag != "" && !c.logOf(name).holds(meta.id(), tag) {
+	if tag := req.Header.Get("If-None-Match"); tag != "" && !c.logIfKnown(name).holds(meta.id(), tag) {
 		// The client has it from another time; the record has not.
 		req = req.Clone(req.Context())
 		req.Header.Del("If-None-Match")
@@ -203,13 +225,15 @@ func (c *Cache) roundTripResponse(req *http.Request, name logName, accepted []co
 			meta.ContentType, meta.ETag = resp.Header.Get("Content-Type"), resp.Header.Get("ETag")
 			c.recordResponse(resp, name, meta)
 		}
-		c.revoke(resp, name)
 		return resp, nil
 	}
 	if !c.unavailable(err) {
 		return nil, err
 	}
-	l := c.logOf(name)
+	l := c.logIfKnown(name)
+	if l == nil {
+		return nil, err
+	}
 	r, ok := l.response(meta.id())
 	if !ok {
 		r, ok = l.anyResponse(meta.Path, accepted)
@@ -330,22 +354,5 @@ func (t *capture) finish(whole bool) {
 	if done := t.done; done != nil {
 		t.done = nil
 		done(t.buf.Bytes(), whole && !t.failed)
-	}
-}
-
-// revoke ends a user's right to what is cached of a resource, because the API
-// server has just said that there is none.
-func (c *Cache) revoke(resp *http.Response, name logName) {
-	if resp.StatusCode != http.StatusForbidden && resp.StatusCode != http.StatusUnauthorized {
-		return
-	}
-	l := c.logOf(name)
-	path := normalQuery(resp.Request.URL)
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for _, r := range l.responses {
-		if r.Path == path {
-			l.forgetResponse(r)
-		}
 	}
 }

@@ -66,6 +66,7 @@ type scope struct {
 	tombs    []*object // in resourceVersion order
 	rv       string    // at which the state is complete
 	reach    string    // resuming is possible from here on
+	gaps     []gap     // but not within these
 	complete bool
 	// fed is true while a live feed vouches for the state, and after it for as
 	// long as it is the link that keeps the feed away.
@@ -156,10 +157,19 @@ func (s *scope) replace(shape codec.Shape, rv string, listed map[string]*object)
 	if s.complete && compareRV(rv, s.rv) <= 0 {
 		return nil
 	}
+	for key, o := range listed {
+		// An object that the list shares with the scope must still be the scope's:
+		// its bytes may have moved on disk, or gone, since.
+		if o.bare == nil && s.objects[key] != o {
+			return errSharedGone
+		}
+	}
 	first := !s.complete
 	if first {
 		s.reset()
 		s.reach = rv
+	} else {
+		s.addGap(s.rv, rv)
 	}
 	s.setShape(shape)
 	var changed []*object
@@ -182,6 +192,33 @@ func (s *scope) replace(shape codec.Shape, rv string, listed map[string]*object)
 	s.log.touch(first)
 	s.send(&event{kind: watch.Bookmark, rv: rv})
 	return nil
+}
+
+// A gap is a stretch of history that a scope has not followed: what came and went
+// within it is not known. Who resumes inside of it may know more than the scope.
+type gap struct {
+	From, To string
+}
+
+func (g gap) holds(rv string) bool { return compareRV(rv, g.From) > 0 && compareRV(rv, g.To) < 0 }
+
+// maxGaps bounds how many gaps a scope remembers. Before the end of an older one
+// nobody can resume.
+const maxGaps = 8
+
+// addGap notes that a list took the scope from one resourceVersion to another.
+func (s *scope) addGap(from, to string) {
+	s.gaps = append(s.gaps, gap{from, to})
+	if n := len(s.gaps) - maxGaps; n > 0 {
+		s.reach = maxRV(s.reach, s.gaps[n-1].To)
+		s.gaps = slices.Delete(s.gaps, 0, n)
+	}
+	s.endWatchers(func(w *watcher) bool { return w.since != "" && compareRV(w.since, from) > 0 })
+}
+
+// canResume reports whether the scope can tell all that happened after rv.
+func (s *scope) canResume(rv string) bool {
+	return s.complete && compareRV(rv, s.reach) >= 0 && !slices.ContainsFunc(s.gaps, func(g gap) bool { return g.holds(rv) })
 }
 
 // setShape takes over what a list or watch said of its objects. A watch does not
@@ -222,7 +259,7 @@ func (s *scope) reset() {
 	s.objects = map[string]*object{}
 	s.dirty = map[string]*object{}
 	s.tombs, s.dirtyTombs = nil, nil
-	s.rv, s.reach = "", ""
+	s.rv, s.reach, s.gaps = "", "", nil
 	s.complete, s.fed = false, false
 	s.clearDisk = s.onDisk
 	s.dirtyState = true
@@ -232,7 +269,7 @@ func (s *scope) reset() {
 // A window is what a watcher gets before it follows the feed.
 type window struct {
 	items []windowItem
-	view  *journal.View
+	view  *pinnedView
 }
 
 type windowItem struct {
@@ -261,10 +298,19 @@ func (s *scope) since(rv string) window {
 			newer = append(newer, o)
 		}
 	}
+	same := 0
 	for _, o := range s.tombs {
-		if compareRV(o.rv, rv) > 0 {
+		switch c := compareRV(o.rv, rv); {
+		case c > 0:
 			newer = append(newer, o)
+		case c == 0:
+			same++
 		}
+	}
+	if same > 1 {
+		// What a list found gone is all at the list's resourceVersion; who resumes
+		// there may have seen a part of it. To be told twice does no harm.
+		newer = append(newer, slices.DeleteFunc(slices.Clone(s.tombs), func(o *object) bool { return o.rv != rv })...)
 	}
 	slices.SortStableFunc(newer, func(a, b *object) int { return compareRV(a.rv, b.rv) })
 	w := window{view: s.log.view(), items: make([]windowItem, 0, len(newer))}

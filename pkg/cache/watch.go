@@ -39,6 +39,7 @@ type watcher struct {
 	staging *staging // while the feed's first sync is under way
 	queue   chan *event
 	cursor  string // the client has everything up to here
+	since   string // where the client resumed
 
 	initial   bool // a bookmark is to end the initial events
 	bookmarks bool
@@ -64,7 +65,7 @@ func newWatcher(req *http.Request, s *scope, q *query) *watcher {
 		w.staging = s.feed.staging
 		w.staging.watchers[w] = struct{}{}
 	case q.resumes():
-		w.cursor = q.opts.ResourceVersion
+		w.cursor, w.since = q.opts.ResourceVersion, q.opts.ResourceVersion
 		w.window = s.since(w.cursor)
 		s.watchers[w] = struct{}{}
 	default:
@@ -154,6 +155,7 @@ func (w *watcher) fillWindow() error {
 		i := w.window.items[w.next]
 		bare, err := w.scope.readItem(&w.window, i, scratch)
 		if err != nil {
+			w.scope.damagedRead()
 			return err
 		}
 		w.buf = w.shape.AppendFrame(w.buf, i.kind, bare)
@@ -187,12 +189,14 @@ func (w *watcher) fillStaged() error {
 	st := w.staging
 	changed := st.changed
 	for w.next < len(st.list) && len(w.buf) < watchBytes {
-		bare, err := w.scope.readOne(st.list[w.next])
+		e := st.list[w.next]
+		bare, err := w.scope.readOne(e.object)
 		if err != nil {
 			l.mu.RUnlock()
+			w.scope.damagedRead()
 			return err
 		}
-		w.buf = st.shape.AppendFrame(w.buf, watch.Added, bare)
+		w.buf = st.shape.AppendFrame(w.buf, e.kind, bare)
 		w.next++
 	}
 	all, done, failed := w.next == len(st.list), st.done, st.failed

@@ -9,10 +9,12 @@ import (
 	"errors"
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/klog/v2"
 )
 
@@ -99,6 +101,9 @@ func writeError(w http.ResponseWriter, req *http.Request, err error) {
 	h.Set("Content-Length", strconv.Itoa(len(body)))
 	h.Set("Cache-Control", "no-cache, private")
 	h.Set("X-Content-Type-Options", "nosniff")
+	if status.Code == http.StatusServiceUnavailable && hidesEventErrors(req) {
+		h.Set("Warning", `299 edgehub "the link to the API server is down: events are not recorded, so none are shown"`)
+	}
 	if d := status.Details; d != nil && d.RetryAfterSeconds > 0 {
 		h.Set("Retry-After", retryAfter(status.Code, d.RetryAfterSeconds, time.Now()))
 	}
@@ -106,6 +111,13 @@ func writeError(w http.ResponseWriter, req *http.Request, err error) {
 	if req.Method != http.MethodHead {
 		w.Write(body) // the client may have gone; there is nobody left to tell
 	}
+}
+
+// hidesEventErrors reports whether whoever asks may take an error for "no events":
+// kubectl describe prints "Events: <none>" then. A warning it shows.
+func hidesEventErrors(req *http.Request) bool {
+	info, ok := request.RequestInfoFrom(req.Context())
+	return ok && info.Resource == "events" && strings.HasPrefix(req.UserAgent(), "kubectl")
 }
 
 // retryAfter is the value of the header Retry-After. A number makes client-go

@@ -69,6 +69,26 @@ func TestTransportErrors(t *testing.T) {
 	}
 }
 
+// kubectl describe takes a failed list of events for none; so there it is told.
+func TestEventsWarning(t *testing.T) {
+	h := handler(t, config(transportFunc(func(*http.Request) (*http.Response, error) { return nil, errLinkDown })))
+	const events = "/api/v1/namespaces/a/events?fieldSelector=involvedObject.name%3Dx"
+	for _, tc := range []struct {
+		agent, path string
+		want        string
+	}{
+		{"kubectl/v1.36.3 (linux/amd64)", events, `299 edgehub "the link to the API server is down: events are not recorded, so none are shown"`},
+		{"kubectl/v1.36.3 (linux/amd64)", "/apis/events.k8s.io/v1/events", `299 edgehub "the link to the API server is down: events are not recorded, so none are shown"`},
+		{"kubectl/v1.36.3 (linux/amd64)", "/api/v1/namespaces/a/pods", ""},
+		{"kubelet/v1.36.3 (linux/amd64)", events, ""},
+	} {
+		w := serveRaw(t, h, "GET "+tc.path+" HTTP/1.1\nHost: localhost\nUser-Agent: "+tc.agent)
+		if got := w.Header().Get("Warning"); w.Code != 503 || got != tc.want {
+			t.Errorf("GET %s by %s = %d with Warning %q, want 503 with %q", tc.path, tc.agent, w.Code, got, tc.want)
+		}
+	}
+}
+
 func TestErrorToHEADHasNoBody(t *testing.T) {
 	h := handler(t, config(transportFunc(func(*http.Request) (*http.Response, error) { return nil, errLinkDown })))
 	if w := serveRaw(t, h, "HEAD /api/v1/pods HTTP/1.1\nHost: localhost"); w.Code != 503 || w.Body.Len() != 0 {

@@ -92,7 +92,7 @@ func TestNewFiles(t *testing.T) {
 		{name: "good", ca: ca.pem, cert: node, key: nodeKey},
 		{name: "expired still says who the node is", ca: ca.pem, cert: expired, key: expiredKey},
 		{name: "two CAs", ca: append(ca.pem[:len(ca.pem):len(ca.pem)], ca.pem...), cert: node, key: nodeKey},
-		{name: "another key", ca: ca.pem, cert: node, key: adminKey, wantErr: "cert.pem with its KeyFile"},
+		{name: "another key", ca: ca.pem, cert: node, key: adminKey, wantErr: "key.pem: tls: private key does not match"},
 		{name: "no certificate", ca: ca.pem, cert: nodeKey, key: nodeKey, wantErr: "cert.pem"},
 		{name: "no node", ca: ca.pem, cert: admin, key: adminKey, wantErr: "is not a node"},
 		{name: "no name", ca: ca.pem, cert: nameless, key: namelessKey, wantErr: "no common name"},

@@ -68,7 +68,7 @@ func (f *files) load() (*credentials, error) {
 		creds.roots, errs[0] = parseRoots(f.ca, contents[0])
 	}
 	if errs[1] == nil && errs[2] == nil {
-		errs[1] = creds.parseCertificate(f.cert, contents[1], contents[2])
+		errs[1] = creds.parseCertificate(f.cert, f.key, contents[1], contents[2])
 	}
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
@@ -129,10 +129,10 @@ func parseRoots(path string, b []byte) (*x509.CertPool, error) {
 
 // parseCertificate accepts an expired certificate: without the link it still
 // says who the node is, and with it the server will refuse it.
-func (c *credentials) parseCertificate(path string, cert, key []byte) error {
+func (c *credentials) parseCertificate(path, keyPath string, cert, key []byte) error {
 	pair, err := tls.X509KeyPair(cert, key)
 	if err != nil {
-		return fmt.Errorf("CertFile %s with its KeyFile: %w", path, err)
+		return fmt.Errorf("CertFile %s with KeyFile %s: %w", path, keyPath, err)
 	}
 	leaf := pair.Leaf
 	if leaf.Subject.CommonName == "" {

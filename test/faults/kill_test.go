@@ -44,6 +44,7 @@ type view struct {
 	keep     func(key string, labels map[string]string) bool
 
 	mu       sync.Mutex
+	life     int       // of the hub: how often it has been killed
 	recorded time.Time // first time in this round that all of it had passed
 	durable  bool      // a hub that was killed a second later had it
 	seen     []sighting
@@ -104,18 +105,29 @@ func (v *view) String() string {
 	return fmt.Sprintf("%s %s (%s)", who, v.path, v.form())
 }
 
-func (v *view) noteRecorded() {
+// now returns which life of the hub a request is about to meet.
+func (v *view) now() (life int) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if v.recorded.IsZero() {
+	return v.life
+}
+
+// noteRecorded notes that the hub has had all of it, if it is still that hub: what
+// a client reads may be what a dead one has sent.
+func (v *view) noteRecorded(life int) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.recorded.IsZero() && v.life == life {
 		v.recorded = time.Now()
 	}
 }
 
-func (v *view) noteSeen(rv int64) {
+func (v *view) noteSeen(life int, rv int64) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.seen = append(v.seen, sighting{time.Now(), rv})
+	if v.life == life {
+		v.seen = append(v.seen, sighting{time.Now(), rv})
+	}
 }
 
 // killed ends a round. It returns the newest resourceVersion that must be on
@@ -134,6 +146,7 @@ func (v *view) killed(at time.Time) (floor int64) {
 			}
 		}
 	}
+	v.life++
 	v.recorded, v.seen = time.Time{}, nil
 	return floor
 }
@@ -220,7 +233,7 @@ func TestSIGKILL(t *testing.T) {
 	var readers []*reader
 	for _, v := range s.views {
 		if v.watched {
-			r := &reader{view: v, endpoint: s.endpointOf(v), slaughter: s}
+			r := &reader{view: v, endpoint: s.endpointOf(v), events: &s.events}
 			readers = append(readers, r)
 			g.Go(func() error { return r.run(ctx) })
 		}
@@ -279,9 +292,10 @@ func (s *slaughter) listAll(ctx context.Context, byNode bool) error {
 	for i := 0; ; i++ {
 		v := s.views[i%len(s.views)]
 		if v.byNode == byNode {
+			life := v.now()
 			if _, status, err := s.list(ctx, v, v.pages); err == nil && status == http.StatusOK {
 				s.lists.Add(1)
-				v.noteRecorded()
+				v.noteRecorded(life)
 			}
 			select {
 			case <-ctx.Done():
@@ -433,7 +447,7 @@ func (s *slaughter) report(n int, took time.Duration) {
 		s.t.Logf("%-80v %4d lists right, %3d times 503, %3d of these though recorded", v, v.ok, v.missing, v.missingDurable)
 	}
 	for _, w := range s.writers {
-		writes += w.writes
+		writes += int(w.writes.Load())
 	}
 	s.t.Logf("%d kills in %v: %d offline lists right, %d times 503, %d of these though recorded more than a second before a kill; %d writes, %d lists and %d events through the hub",
 		n, took.Round(time.Second), ok, missing, missingDurable, writes, s.lists.Load(), s.events.Load())
@@ -456,12 +470,13 @@ func (s *slaughter) converge(ctx context.Context, readers []*reader) {
 			if !ok {
 				return errors.New("it has no state")
 			}
-			l.rv = t.last
+			_, l.rv = t.span()
 			return t.compare(l, r.view.keep)
 		})
 		if err != nil {
 			s.t.Error(err)
 		}
-		s.t.Logf("%v: %d resumptions, %d times from the start", r.view, r.resumed, r.started)
+		resumed, started := r.counts()
+		s.t.Logf("%v: %d resumptions, %d times from the start", r.view, resumed, started)
 	}
 }

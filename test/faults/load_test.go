@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -33,7 +34,7 @@ type writer struct {
 	rng      *rand.Rand
 	objects  map[string]*unstructured.Unstructured // by namespace/name
 	sentinel *unstructured.Unstructured
-	writes   int
+	writes   atomic.Int64
 }
 
 func newWriter(client dynamic.Interface, gvr schema.GroupVersionResource, seed uint64) *writer {
@@ -91,7 +92,7 @@ func (w *writer) step(ctx context.Context) error {
 	namespace, name := []string{"a", "b"}[w.rng.IntN(2)], fmt.Sprintf("o-%02d", w.rng.IntN(namesPerWriter/2))
 	c := w.client.Resource(w.gvr).Namespace(namespace)
 	key := namespace + "/" + name
-	w.writes++
+	w.writes.Add(1)
 	o := w.objects[key]
 	switch dice := w.rng.IntN(10); {
 	case o == nil:

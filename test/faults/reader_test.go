@@ -11,21 +11,23 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
 // A reader does what a reflector does: it gets the whole state once, follows it,
 // and resumes where it was when its watch has ended.
 type reader struct {
-	view      *view
-	endpoint  *endpoint
-	slaughter *slaughter
+	view     *view
+	endpoint *endpoint
+	events   *atomic.Int64 // counts all readers'
 
 	mu      sync.Mutex
 	synced  bool
 	rv      int64
 	objects map[string][]byte
 
+	life             int // of the hub that the watch is of
 	resumed, started int
 }
 
@@ -61,6 +63,7 @@ func (r *reader) watch(ctx context.Context) error {
 	if r.synced {
 		path = fmt.Sprintf("%s&watch=1&allowWatchBookmarks=true&timeoutSeconds=3000&resourceVersion=%d", r.view.path, r.rv)
 	}
+	r.life = r.view.now()
 	resp, err := r.endpoint.get(ctx, strings.Replace(path, "?&", "?", 1), watchAccept(r.view.accept))
 	if err != nil {
 		return nil // the hub is dead
@@ -76,20 +79,14 @@ func (r *reader) watch(ctx context.Context) error {
 	default:
 		return fmt.Errorf("status %d", resp.StatusCode)
 	}
-	if r.synced {
-		r.resumed++
-		r.view.noteRecorded()
-	} else {
-		r.forget() // of a first sync that did not come to its end
-		r.started++
-	}
+	r.begin()
 	next := frames(resp.Body, resp.Header.Get("Content-Type"))
 	for {
 		ev, err := next()
 		if err != nil {
 			return nil // the hub is dead, or the watch is over
 		}
-		r.slaughter.events.Add(1)
+		r.events.Add(1)
 		if ev.kind == "ERROR" {
 			if ev.code == http.StatusGone {
 				r.forget()
@@ -100,6 +97,27 @@ func (r *reader) watch(ctx context.Context) error {
 			return err
 		}
 	}
+}
+
+// begin counts a watch that was taken.
+func (r *reader) begin() {
+	if !r.synced {
+		r.forget() // what a first sync left that did not come to its end
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.synced {
+		r.started++
+		return
+	}
+	r.resumed++
+	r.view.noteRecorded(r.life)
+}
+
+func (r *reader) counts() (resumed, started int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.resumed, r.started
 }
 
 func (r *reader) forget() {
@@ -121,7 +139,7 @@ func (r *reader) take(ev event) error {
 	case "BOOKMARK":
 		if ev.synced {
 			r.synced = true
-			r.view.noteRecorded()
+			r.view.noteRecorded(r.life)
 		}
 	case "DELETED":
 		delete(r.objects, ev.meta.key)
@@ -130,7 +148,7 @@ func (r *reader) take(ev event) error {
 	}
 	if r.synced {
 		if r.rv = ev.meta.rv; ev.kind != "BOOKMARK" {
-			r.view.noteSeen(ev.meta.rv)
+			r.view.noteSeen(r.life, ev.meta.rv)
 		}
 	}
 	return nil

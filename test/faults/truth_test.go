@@ -102,6 +102,13 @@ func (t *truth) wait(ctx context.Context, rv int64) error {
 	}))
 }
 
+// span returns the resourceVersions between which everything is known.
+func (t *truth) span() (first, last int64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.first, t.last
+}
+
 // version returns how an object was at rv.
 func (t *truth) version(key string, rv int64) (version, bool) {
 	vs := t.objects[key]
@@ -127,8 +134,8 @@ func (t *truth) at(rv int64, keep func(key string, labels map[string]string) boo
 
 // compare says how a list differs from the state at its resourceVersion.
 func (t *truth) compare(l list, keep func(key string, labels map[string]string) bool) error {
-	if l.rv < t.first || l.rv > t.last {
-		return fmt.Errorf("a list at %d cannot be judged by the truth from %d to %d", l.rv, t.first, t.last)
+	if first, last := t.span(); l.rv < first || l.rv > last {
+		return fmt.Errorf("a list at %d cannot be judged by the truth from %d to %d", l.rv, first, last)
 	}
 	keys, items := t.at(l.rv, keep)
 	have := map[string][]byte{}

@@ -141,7 +141,7 @@ var reads = []read{
 	{"explain pods.nothing", 1}, {"explain nothings", 1},
 	{"api-resources", 0}, {"api-resources -o wide --sort-by=kind", 0}, {"api-resources --api-group=example.com -o name", 0}, {"api-versions", 0}, {"version", 0}, {"version -o json", 0},
 	{"cluster-info", 0}, {"-n work rollout history deploy/web", 0}, {"-n work set image deploy/web c=example.invalid/web:2 --dry-run=client -o yaml", 0},
-	{"-n work describe cm one --show-events=false", 0}, {"-n work describe cm --show-events=false", 0}, {"-n work describe secret one", 0}, {"-n work describe widget w-1", 0}, {"describe ns work", 0},
+	{"-n work describe cm one --show-events=false", 0}, {"-n work describe cm --show-events=false", 0}, {"-n work describe secret one", 0}, {"-n work describe widget w-1 --show-events=false", 0}, {"describe ns work", 0},
 	{"-n work wait --for=jsonpath={.data.key}=value cm/one --timeout=10s", 0},
 	{"config view --minify -o jsonpath={.current-context}", 0}, {"get nothings", 1},
 }
@@ -152,10 +152,10 @@ var changed = []struct {
 	offline int
 	says    string // on standard error, offline
 }{
-	// Events are not recorded. kubectl takes no answer for no events in most kinds,
-	// and for an error in a few.
-	{read{"-n work describe pod p", 0}, 0, recordedState}, {read{"-n work describe deploy web", 0}, 0, recordedState}, {read{"-n work describe svc web", 0}, 0, recordedState},
-	{read{"describe node other", 0}, 0, recordedState}, {read{"-n work describe cm one", 0}, 1, unavailable},
+	// Events are not recorded. kubectl takes no answer for no events with most kinds,
+	// and for an error with a few.
+	{read{"-n work describe pod p", 0}, 0, noEvents}, {read{"-n work describe deploy web", 0}, 0, noEvents}, {read{"-n work describe svc web", 0}, 0, noEvents},
+	{read{"describe node other", 0}, 0, noEvents}, {read{"-n work describe widget w-1", 0}, 0, noEvents}, {read{"-n work describe cm one", 0}, 1, unavailable},
 	{read{"-n work get events", 0}, 1, unavailable}, {read{"-n work events", 0}, 1, unavailable},
 	// That something does not exist is not recorded, either.
 	{read{"-n work get cm none", 1}, 1, unavailable}, {read{"-n work get cm one none", 1}, 1, unavailable}, {read{"-n work describe cm none", 1}, 1, unavailable},

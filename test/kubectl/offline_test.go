@@ -4,15 +4,20 @@
 package kubectl
 
 import (
+	"context"
+	"fmt"
 	"regexp"
 	"strings"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/edgehub/edgehub/test/process"
 )
 
 const (
 	recordedState = "Warning: the link to the API server is down: this is the last recorded state\n"
+	noEvents      = "Warning: the link to the API server is down: events are not recorded, so none are shown\n"
 	unavailable   = "Error from server (ServiceUnavailable): "
 )
 
@@ -101,8 +106,19 @@ func (r *rig) offlineToken(want outcome) {
 	}
 }
 
+// aboutX are the lines of a watch that tell of x, and the head lines above them.
+var (
+	ofX    = regexp.MustCompile(`(?m)^.*\bx\b.*\n`)
+	aboutX = regexp.MustCompile(`(?m)^.*(\bx\b|NAME  AGE).*\n`)
+)
+
 // offlineWatches wants watches to print what is recorded, to stay, and to go on
 // when the link is back.
+//
+// What is recorded of Tables is the list. If the same is recorded as JSON, the watch
+// that follows is in JSON, for which kubectl has columns of its own; if not, it waits
+// for the link. Both begin where the list was made, so they tell of x as it was after
+// that, too.
 func (r *rig) offlineWatches() {
 	var running []*watch
 	for _, w := range watched {
@@ -113,6 +129,9 @@ func (r *rig) offlineWatches() {
 	for i, w := range watched {
 		running[i].stays(500 * time.Millisecond)
 		got := r.through.mask(running[i].stdout.String())
+		if w.table() {
+			got = aboutX.ReplaceAllString(got, "")
+		}
 		if d := cmp.Diff(w.first(r.followed[w.words]), got); d != "" {
 			r.t.Errorf("kubectl %s differs offline (-online +offline):\n%s", w.words, d)
 		}
@@ -125,9 +144,26 @@ func (r *rig) offlineWatches() {
 	}
 	r.change()
 	for i, w := range watched {
-		got := running[i].printed(w.begin + w.changes)
-		if d := cmp.Diff(r.followed[w.words], got); d != "" {
-			r.t.Errorf("kubectl %s differs after the link was healed (-online +healed):\n%s", w.words, d)
+		switch {
+		case !w.table():
+			got := running[i].printed(w.begin + w.changes)
+			if d := cmp.Diff(r.followed[w.words], got); d != "" {
+				r.t.Errorf("kubectl %s differs after the link was healed (-online +healed):\n%s", w.words, d)
+			}
+		case w.changes > 0:
+			ctx, cancel := context.WithTimeout(r.t.Context(), 30*time.Second)
+			err := process.Poll(ctx, w.words+": the changes of x", func(context.Context) error {
+				text := running[i].stdout.String()
+				if n := len(ofX.FindAllString(text, -1)); n < w.changes {
+					return fmt.Errorf("%d lines about x: %q, %q", n, text, running[i].stderr.String())
+				}
+				return nil
+			})
+			cancel()
+			if err != nil {
+				r.t.Error(err)
+			}
 		}
+		running[i].stays(0)
 	}
 }

@@ -62,7 +62,7 @@ func newDoor(t *testing.T, name, binary string, c *rest.Config) *door {
 	if err := controlplane.WriteKubeconfig(kubeconfig, c); err != nil {
 		t.Fatal(err)
 	}
-	d := &door{t: t, name: name, binary: binary, server: c.Host, dir: dir, env: []string{"HOME=" + dir, "PATH=" + os.Getenv("PATH"), "KUBECONFIG=" + kubeconfig}}
+	d := &door{t: t, name: name, binary: binary, server: c.Host, dir: dir, env: []string{"HOME=" + dir, "TMPDIR=" + dir, "PATH=" + os.Getenv("PATH"), "KUBECONFIG=" + kubeconfig}}
 	d.forget()
 	return d
 }
@@ -160,7 +160,7 @@ var moving = []struct {
 	{regexp.MustCompile(`\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+ [+-]\d{4}`), "TIME"}, // diff
 	{regexp.MustCompile(`\w{3}, \d\d \w{3} \d{4} \d\d:\d\d:\d\d [+-]\d{4}`), "TIME"},
 	{regexp.MustCompile(`ey[\w-]+\.[\w-]+\.[\w-]+`), "TOKEN"},
-	{regexp.MustCompile(`/tmp/(LIVE|MERGED)-\d+`), "/tmp/$1"},
+	{regexp.MustCompile(`\S*/(LIVE|MERGED)-\d+`), "/tmp/$1"},
 	{regexp.MustCompile(`10\.0\.\d+\.\d+`), "CLUSTERIP"},
 }
 

@@ -91,10 +91,15 @@ func (w *watch) stays(d time.Duration) {
 }
 
 // A following is a watch, with the lines that it begins with and those that three
-// changes make: created, changed, deleted.
+// changes to the ConfigMap x make: created, changed, deleted.
 type following struct {
 	words          string
 	begin, changes int
+}
+
+// table reports whether it asks for Tables.
+func (f following) table() bool {
+	return !strings.Contains(f.words, "-o ") || strings.Contains(f.words, "-o wide")
 }
 
 // first returns the lines that it begins with.

@@ -25,7 +25,7 @@ import (
 
 // Image is the one image of Containerd. Without arguments its container waits;
 // with the arguments "serve", ":PORT" it answers HTTP with its host name,
-// addresses and the time.
+// addresses and the time. For more see test/bin/cmd/pause.
 const Image = "edgehub.test/pause:1"
 
 // cniBin is where Debian's containernetworking-plugins are.

@@ -101,7 +101,7 @@ func cgroupParents() ([]string, error) {
 	}
 	var parents []string
 	for _, e := range entries { // links are second names
-		if e.IsDir() && e.Name() != "unified" {
+		if e.IsDir() {
 			parents = append(parents, filepath.Join(root, e.Name()))
 		}
 	}

@@ -1,0 +1,207 @@
+// Copyright The edgehub Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package faults
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+
+	"github.com/edgehub/edgehub/test/process"
+)
+
+const diskSize = "size=16m"
+
+// apply creates an object.
+func (r *rig) apply(ctx context.Context, resource string, object map[string]any) {
+	r.t.Helper()
+	client, err := dynamic.NewForConfig(r.cp.AdminConfig())
+	r.must(err)
+	o := &unstructured.Unstructured{Object: object}
+	_, err = client.Resource(schema.GroupVersionResource{Version: "v1", Resource: resource}).Namespace(o.GetNamespace()).Create(ctx, o, metav1.CreateOptions{})
+	r.must(err)
+}
+
+// smallDisk mounts a small file system for the hub's data.
+func smallDisk(t *testing.T) (dir string) {
+	t.Helper()
+	dir = t.TempDir()
+	data := filepath.Join(dir, "data")
+	if err := os.Mkdir(data, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	err := unix.Mount("edgehub-test", data, "tmpfs", 0, diskSize)
+	if errors.Is(err, unix.EPERM) {
+		t.Skip("needs root: a small file system of its own")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(data, 0); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
+}
+
+// fillUp writes a file until the disk is full, and returns its path.
+func fillUp(dir string) (string, error) {
+	path := filepath.Join(dir, "filler")
+	f, err := os.Create(path)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	for n := 64 << 10; n > 0; {
+		switch _, err := f.Write(make([]byte, n)); {
+		case errors.Is(err, unix.ENOSPC):
+			n /= 2
+		case err != nil:
+			return "", err
+		}
+	}
+	return path, nil
+}
+
+// TestDiskFull fills the disk up while the hub works: it goes on from memory, says
+// so, and is none the worse once there is room again. Killed on the full disk, it
+// comes back with what was written before, which may be old but never short.
+func TestDiskFull(t *testing.T) {
+	dir := smallDisk(t)
+	s := &slaughter{rig: newRig(t, dir, nil), views: views(), truths: map[string]*truth{}}
+	s.letNodeRead()
+	ctx, cancel := context.WithCancel(t.Context())
+	g, ctx := errgroup.WithContext(ctx)
+	defer func() {
+		cancel()
+		if err := g.Wait(); err != nil {
+			t.Error(err)
+		}
+	}()
+	s.startTruth(ctx, g)
+	process.Run(t, s.hub)
+	s.waitLink(true)
+	s.node, s.user = s.through(s.rig.node), s.through(s.cp.TokenConfig(operator))
+	client, err := dynamic.NewForConfig(s.cp.TokenConfig(operator))
+	s.must(err)
+	for i, gvr := range []schema.GroupVersionResource{{Version: "v1", Resource: "configmaps"}, {Version: "v1", Resource: "pods"}, {Version: "v1", Resource: "secrets"}, widgets} {
+		s.writers = append(s.writers, newWriter(client, gvr, uint64(i)))
+	}
+	s.write(ctx, 50)
+	var readers []*reader
+	for _, v := range s.views {
+		if v.watched {
+			r := &reader{view: v, endpoint: s.endpointOf(v), events: &s.events}
+			readers = append(readers, r)
+			g.Go(func() error { return r.run(ctx) })
+		}
+	}
+	s.converge(ctx, readers)
+	s.listViews(ctx, len(s.views))
+	s.settle()
+	s.wantJournal(true)
+
+	filler, err := fillUp(s.hub.DataDir())
+	s.must(err)
+	s.write(ctx, 60)
+	s.wantJournal(false)
+	s.converge(ctx, readers)
+	s.listViews(ctx, len(s.views)) // online, still
+	s.write(ctx, 20)
+	s.converge(ctx, readers)
+	s.offline()
+	s.t.Log("from memory, the disk being full:")
+	s.listViews(ctx, len(s.views))
+	s.must(s.hub.Kill())
+	s.must(s.start(ctx))
+	s.t.Log("after SIGKILL, the disk being full:")
+	s.listViews(ctx, 0)
+
+	s.online()
+	s.converge(ctx, readers)
+	s.wantJournal(false)
+	s.must(os.Remove(filler))
+	s.wantJournal(true)
+	s.listViews(ctx, len(s.views))
+	s.settle()
+	s.must(s.mark(ctx))
+	s.link.Cut()
+	s.must(s.hub.Kill())
+	s.must(s.start(ctx))
+	s.t.Log("after SIGKILL, with room on the disk again:")
+	s.listViews(ctx, len(s.views))
+	s.must(s.link.Heal())
+	s.converge(ctx, readers)
+}
+
+// listViews compares the list of every view with the truth, and wants at least so
+// many answered.
+func (s *slaughter) listViews(ctx context.Context, atLeast int) {
+	s.t.Helper()
+	got := map[*view]list{}
+	for _, v := range s.views {
+		switch l, status, err := s.list(ctx, v, 0); {
+		case err != nil:
+			s.t.Errorf("%v: %v", v, err)
+		case status == http.StatusOK:
+			got[v] = l
+		case status != http.StatusServiceUnavailable || atLeast == len(s.views):
+			s.t.Errorf("%v = %d", v, status)
+		}
+	}
+	s.must(s.mark(ctx))
+	for v, l := range got {
+		if err := s.truthOf(v).compare(l, v.keep); err != nil {
+			s.t.Errorf("%v: %v", v, err)
+		}
+	}
+	if len(got) < atLeast {
+		s.t.Errorf("%d lists were answered, want %d", len(got), atLeast)
+	}
+	s.t.Logf("%d of %d lists answered, all of them right", len(got), len(s.views))
+}
+
+// wantJournal waits until metrics and readiness say whether the journal can be
+// written. The hub is ready all the time.
+func (s *slaughter) wantJournal(writable bool) {
+	s.t.Helper()
+	s.must(process.Poll(s.t.Context(), fmt.Sprintf("the hub says that its journal is writable=%v", writable), func(ctx context.Context) error {
+		v, err := s.hub.Metric(ctx, "edgehub_cache_journal_writable")
+		if err != nil {
+			return err
+		}
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, s.hub.MetricsURL()+"/readyz?verbose", nil)
+		if err != nil {
+			return err
+		}
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			return err
+		}
+		defer resp.Body.Close()
+		text, err := io.ReadAll(resp.Body)
+		if err != nil {
+			return err
+		}
+		sign := map[bool]string{true: "[+]journal", false: "[-]journal"}[writable]
+		if (v == 1) != writable || resp.StatusCode != http.StatusOK || !strings.Contains(string(text), sign) {
+			return fmt.Errorf("journal_writable %v, readyz %d:\n%s", v, resp.StatusCode, text)
+		}
+		return nil
+	}))
+}
