@@ -43,6 +43,7 @@ type fakeServer struct {
 	history  []fakeEvent
 	all      []fakeEvent // history that is never forgotten
 	oldest   int         // resourceVersion back to which history reaches
+	link     sync.Mutex  // guards down and changed; never held for long
 	down     bool
 	changed  chan struct{}
 	streams  map[*fakeStream]struct{}
@@ -70,22 +71,30 @@ func newFakeServer() *fakeServer {
 	return &fakeServer{rv: 100, oldest: 100, objects: map[string]fakeObject{}, changed: make(chan struct{}), streams: map[*fakeStream]struct{}{}}
 }
 
-func (f *fakeServer) Up() bool                 { f.mu.Lock(); defer f.mu.Unlock(); return !f.down }
-func (f *fakeServer) Changed() <-chan struct{} { f.mu.Lock(); defer f.mu.Unlock(); return f.changed }
+func (f *fakeServer) Up() bool { f.link.Lock(); defer f.link.Unlock(); return !f.down }
+func (f *fakeServer) Changed() <-chan struct{} {
+	f.link.Lock()
+	defer f.link.Unlock()
+	return f.changed
+}
 
 func (f *fakeServer) setDown(down bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.down == down {
+	if f.Up() == !down {
 		return
 	}
+	f.link.Lock()
 	f.down = down
+	f.link.Unlock()
 	for s := range f.streams {
 		s.CloseWithError(errDown)
 	}
 	clear(f.streams)
+	f.link.Lock()
 	close(f.changed)
 	f.changed = make(chan struct{})
+	f.link.Unlock()
 }
 
 // put creates or changes an object, del deletes it; key is resource/ns/name.
@@ -172,7 +181,7 @@ func fakeKind(resource string) string {
 func (f *fakeServer) RoundTrip(req *http.Request) (*http.Response, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.down {
+	if !f.Up() {
 		return nil, fmt.Errorf("fake: %w", errDown)
 	}
 	if req.Method != http.MethodGet {
