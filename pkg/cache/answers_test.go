@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 
 	"syscall"
 	"testing"
@@ -24,12 +25,17 @@ import (
 // intercept puts a test between the cache and the fake API server.
 type intercept struct {
 	*fakeServer
-	answer func(*http.Request) *http.Response // nil: the fake's
+	answer func(*http.Request) *http.Response                 // nil: the fake's
+	later  atomic.Pointer[func(*http.Request) *http.Response] // in its place, once set
 }
 
 func (i *intercept) RoundTrip(req *http.Request) (*http.Response, error) {
 	if i.Up() {
-		if resp := i.answer(req); resp != nil {
+		answer := i.answer
+		if later := i.later.Load(); later != nil {
+			answer = *later
+		}
+		if resp := answer(req); resp != nil {
 			return resp, nil
 		}
 	}

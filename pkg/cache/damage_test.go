@@ -319,14 +319,13 @@ func TestResponsesAreBounded(t *testing.T) {
 func TestConnectedIsNotCaughtUp(t *testing.T) {
 	server := newFakeServer()
 	server.put("configmaps/a/one", "1")
-	h := startHub(t, t.TempDir(), server)
 	up := &intercept{fakeServer: server, answer: func(*http.Request) *http.Response { return nil }}
-	h.cfg.Upstream = up
+	h := startHub(t, t.TempDir(), server, func(c *Config) { c.Upstream = up })
 	h.watchAs(nodeUser, allMaps+watchList).want("ADDED a/one=1@101", "SYNCED @101")
 	connected := make(chan struct{}, 1)
 	server.setDown(true)
 	server.put("configmaps/a/two", "2") // while the link is down
-	up.answer = func(req *http.Request) *http.Response {
+	silent := func(req *http.Request) *http.Response {
 		resp, w := stream(req)
 		server.mu.Lock()
 		server.streams[&fakeStream{PipeWriter: w, prefix: "none"}] = struct{}{}
@@ -334,6 +333,7 @@ func TestConnectedIsNotCaughtUp(t *testing.T) {
 		connected <- struct{}{}
 		return resp
 	}
+	up.later.Store(&silent)
 	server.setDown(false)
 	<-connected
 	eventually(t, "the feed is connected", func() bool { return h.count(func(s *scope) int { return btoi(s.feed != nil && s.feed.live) }) == 1 })

@@ -273,10 +273,11 @@ func (l *log) forgetSingle(key string) {
 
 // revoke ends a user's right to what is cached, because the API server has just
 // said that there is none: to every scope that holds as much as was asked for, and
-// to the whole responses to that path. What is not there (404) goes as well. A 401
-// is about a token; the user may have another one.
+// to the whole responses to that path. What is not there (404) goes as well.
 func (c *Cache) revoke(resp *http.Response, q *query) {
-	if resp.StatusCode != http.StatusForbidden && resp.StatusCode != http.StatusNotFound {
+	switch resp.StatusCode {
+	case http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound:
+	default:
 		return
 	}
 	l := c.logIfKnown(q.name)
