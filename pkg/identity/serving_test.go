@@ -224,11 +224,11 @@ func TestServingCertificateRenewal(t *testing.T) {
 		dir := t.TempDir()
 		s := mustServe(t, dir)
 		first := leafOf(t, s)
-		time.Sleep(servingLife * 2 / 3)
+		<-time.After(servingLife * 2 / 3)
 		if !leafOf(t, s).Equal(first) {
 			t.Error("the certificate was renewed before two thirds of its life")
 		}
-		time.Sleep(time.Minute)
+		<-time.After(time.Minute)
 		var wg sync.WaitGroup
 		for range 20 {
 			wg.Go(func() { leafOf(t, s) })
@@ -242,7 +242,7 @@ func TestServingCertificateRenewal(t *testing.T) {
 			t.Error("the renewed certificate was not saved")
 		}
 		// Years without a handshake or a restart: renewed at once by either.
-		time.Sleep(2 * servingLife)
+		<-time.After(2 * servingLife)
 		third := leafOf(t, mustServe(t, dir))
 		if third.Equal(second) || leafOf(t, s).Equal(second) {
 			t.Error("an expired certificate was not renewed")
@@ -255,7 +255,7 @@ func TestServingCertificateThatCannotBeSaved(t *testing.T) {
 		dir := t.TempDir()
 		s := mustServe(t, dir)
 		first := leafOf(t, s)
-		time.Sleep(servingLife * 3 / 4)
+		<-time.After(servingLife * 3 / 4)
 		// A directory that is not empty stands in the way of the file.
 		obstacle := filepath.Join(dir, servingFile+".tmp")
 		if err := os.MkdirAll(filepath.Join(obstacle, "x"), 0o700); err != nil {
@@ -272,11 +272,11 @@ func TestServingCertificateThatCannotBeSaved(t *testing.T) {
 		if err := os.RemoveAll(obstacle); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(renewRetry - time.Second)
+		<-time.After(renewRetry - time.Second)
 		if !leafOf(t, s).Equal(second) || leafOf(t, mustServeCopy(t, dir)).Equal(second) {
 			t.Error("the certificate was saved before its time")
 		}
-		time.Sleep(time.Second)
+		<-time.After(time.Second)
 		if !leafOf(t, s).Equal(second) {
 			t.Error("the certificate was made anew only to be saved")
 		}
@@ -301,13 +301,13 @@ func TestExpiredServingCertificateIsServed(t *testing.T) {
 		dir := t.TempDir()
 		s := mustServe(t, dir)
 		// Shortly before the CA ends a renewal gains nothing, afterwards even less.
-		time.Sleep(time.Until(s.ca.cert.NotAfter) - 30*24*time.Hour)
+		<-time.After(time.Until(s.ca.cert.NotAfter) - 30*24*time.Hour)
 		last := leafOf(t, s)
 		if !last.NotAfter.Equal(s.ca.cert.NotAfter) {
 			t.Errorf("NotAfter = %v, want that of the CA, %v", last.NotAfter, s.ca.cert.NotAfter)
 		}
 		for range 3 {
-			time.Sleep(20 * 365 * 24 * time.Hour)
+			<-time.After(20 * 365 * 24 * time.Hour)
 			if !leafOf(t, s).Equal(last) || !leafOf(t, mustServe(t, dir)).Equal(last) {
 				t.Error("GetCertificate() does not return the expired certificate")
 			}
@@ -324,7 +324,7 @@ func TestServingCertificateMadeWithAWrongClock(t *testing.T) {
 		if got, want := s.ca.cert.NotAfter, saneClock.Add(caLife); !got.Equal(want) {
 			t.Errorf("the CA ends at %v, want %v", got, want)
 		}
-		time.Sleep(saneClock.Sub(time.Now()) + 365*24*time.Hour)
+		<-time.After(saneClock.Sub(time.Now()) + 365*24*time.Hour)
 		if err := trusted(t, ca, leafOf(t, s), "127.0.0.1", time.Now()); err != nil {
 			t.Errorf("Verify() once the clock is right = %v, want nil", err)
 		}

@@ -188,7 +188,7 @@ func kills(t *testing.T) int {
 	if testing.Short() {
 		return 20
 	}
-	return 60
+	return 30
 }
 
 // seed is EDGEHUB_SEED, or a random one. It makes the same decisions again, not
