@@ -85,10 +85,10 @@ metadata: {name: other, labels: {kubernetes.io/os: linux}}
 func (r *rig) fill() {
 	r.t.Helper()
 	ctx := r.t.Context()
-	if err := r.cp.CreateNamespace(ctx, "work"); err != nil {
+	if err := r.cp.CreateNamespace(ctx, "team"); err != nil {
 		r.t.Fatal(err)
 	}
-	if o := r.direct.run(sh("-n work apply -f -").with(contents)); o.Exit != 0 {
+	if o := r.direct.run(sh("-n team apply -f -").with(contents)); o.Exit != 0 {
 		r.t.Fatalf("apply: %+v", o)
 	}
 	if o := r.direct.run(sh("wait --for=condition=Established crd/widgets.example.com --timeout=60s")); o.Exit != 0 {
@@ -97,20 +97,20 @@ func (r *rig) fill() {
 	for i := range 3 {
 		w := fmt.Sprintf("apiVersion: example.com/v1\nkind: Widget\nmetadata: {name: w-%d}\nspec: {color: red}\n", i)
 		err := process.Poll(ctx, "custom resource is served", process.Until(func() bool {
-			return r.direct.run(sh("-n work apply -f -").with(w)).Exit == 0
+			return r.direct.run(sh("-n team apply -f -").with(w)).Exit == 0
 		}))
 		if err != nil {
 			r.t.Fatal(err)
 		}
 	}
-	pod, err := r.cp.Client.CoreV1().Pods("work").Get(ctx, "p", metav1.GetOptions{})
+	pod, err := r.cp.Client.CoreV1().Pods("team").Get(ctx, "p", metav1.GetOptions{})
 	if err != nil {
 		r.t.Fatal(err)
 	}
 	now := metav1.Now()
-	_, err = r.cp.Client.CoreV1().Events("work").Create(ctx, &corev1.Event{
+	_, err = r.cp.Client.CoreV1().Events("team").Create(ctx, &corev1.Event{
 		ObjectMeta:     metav1.ObjectMeta{Name: "p.1"},
-		InvolvedObject: corev1.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: "work", Name: "p", UID: pod.UID},
+		InvolvedObject: corev1.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: "team", Name: "p", UID: pod.UID},
 		Type:           "Warning", Reason: "Testing", Message: "an event of the test", FirstTimestamp: now, LastTimestamp: now, Count: 1,
 		Source: corev1.EventSource{Component: "test"},
 	}, metav1.CreateOptions{})
@@ -126,23 +126,23 @@ type read struct {
 }
 
 var reads = []read{
-	{"get nodes", 0}, {"get node other -o wide", 0}, {"get ns", 0}, {"get pods -A", 0}, {"-n work get pods -o wide --show-labels", 0},
-	{"-n work get configmaps", 0}, {"-n work get cm -o yaml", 0}, {"-n work get cm -o json", 0}, {"-n work get cm -o name", 0}, {"-n work get cm -o wide", 0},
-	{"-n work get cm one -o yaml", 0}, {"-n work get cm one -o json --show-managed-fields", 0}, {"-n work get cm one two", 0}, {"-n work get cm/one secret/one", 0},
-	{"-n work get cm -o jsonpath={.items[*].metadata.name}", 0}, {"-n work get cm one -o jsonpath={.data.key}", 0}, {"-n work get cm -o custom-columns=N:.metadata.name,K:.data.key", 0},
-	{"-n work get cm -o go-template={{range.items}}{{.metadata.name}}/{{end}}", 0}, {"-n work get cm --sort-by=.metadata.name", 0}, {"-n work get cm -l num=2", 0},
-	{"-n work get cm -l num=2 -o yaml", 0}, {"-n work get cm --field-selector metadata.name=one", 0}, {"-n work get cm --no-headers", 0}, {"-n work get cm -L num", 0},
-	{"-n work get all", 0}, {"-n work get secrets", 0}, {"-n work get secret one -o yaml", 0}, {"-n work get deploy,svc,pods", 0}, {"-n work get deploy web -o yaml", 0},
-	{"-n work get widgets", 0}, {"-n work get wd w-1 -o yaml", 0}, {"-n work get widgets.v1.example.com -o json", 0}, {"get crd", 0}, {"get crd widgets.example.com -o yaml", 0},
-	{"-n none get cm", 0}, {"-n work get cm --chunk-size=1", 0}, {"-n work get cm --chunk-size=1 -o yaml", 0}, {"get clusterroles", 0}, {"get cm -A", 0},
-	{"get --raw /version", 0}, {"get --raw /api/v1/namespaces/work/configmaps/one", 0}, {"get --raw /api/v1/namespaces/work/configmaps?limit=500", 0},
-	{"-n work get deploy web --subresource=scale -o yaml", 0}, {"-n work get deploy web --subresource=status", 0},
+	{"get nodes", 0}, {"get node other -o wide", 0}, {"get ns", 0}, {"get pods -A", 0}, {"-n team get pods -o wide --show-labels", 0},
+	{"-n team get configmaps", 0}, {"-n team get cm -o yaml", 0}, {"-n team get cm -o json", 0}, {"-n team get cm -o name", 0}, {"-n team get cm -o wide", 0},
+	{"-n team get cm one -o yaml", 0}, {"-n team get cm one -o json --show-managed-fields", 0}, {"-n team get cm one two", 0}, {"-n team get cm/one secret/one", 0},
+	{"-n team get cm -o jsonpath={.items[*].metadata.name}", 0}, {"-n team get cm one -o jsonpath={.data.key}", 0}, {"-n team get cm -o custom-columns=N:.metadata.name,K:.data.key", 0},
+	{"-n team get cm -o go-template={{range.items}}{{.metadata.name}}/{{end}}", 0}, {"-n team get cm --sort-by=.metadata.name", 0}, {"-n team get cm -l num=2", 0},
+	{"-n team get cm -l num=2 -o yaml", 0}, {"-n team get cm --field-selector metadata.name=one", 0}, {"-n team get cm --no-headers", 0}, {"-n team get cm -L num", 0},
+	{"-n team get all", 0}, {"-n team get secrets", 0}, {"-n team get secret one -o yaml", 0}, {"-n team get deploy,svc,pods", 0}, {"-n team get deploy web -o yaml", 0},
+	{"-n team get widgets", 0}, {"-n team get wd w-1 -o yaml", 0}, {"-n team get widgets.v1.example.com -o json", 0}, {"get crd", 0}, {"get crd widgets.example.com -o yaml", 0},
+	{"-n none get cm", 0}, {"-n team get cm --chunk-size=1", 0}, {"-n team get cm --chunk-size=1 -o yaml", 0}, {"get clusterroles", 0}, {"get cm -A", 0},
+	{"get --raw /version", 0}, {"get --raw /api/v1/namespaces/team/configmaps/one", 0}, {"get --raw /api/v1/namespaces/team/configmaps?limit=500", 0},
+	{"-n team get deploy web --subresource=scale -o yaml", 0}, {"-n team get deploy web --subresource=status", 0},
 	{"explain pods", 0}, {"explain deployment.spec.template.spec.containers --recursive", 0}, {"explain widgets.spec", 0}, {"explain configmap --output=plaintext-openapiv2", 0},
 	{"explain pods.nothing", 1}, {"explain nothings", 1},
 	{"api-resources", 0}, {"api-resources -o wide --sort-by=kind", 0}, {"api-resources --api-group=example.com -o name", 0}, {"api-versions", 0}, {"version", 0}, {"version -o json", 0},
-	{"cluster-info", 0}, {"-n work rollout history deploy/web", 0}, {"-n work set image deploy/web c=example.invalid/web:2 --dry-run=client -o yaml", 0},
-	{"-n work describe cm one --show-events=false", 0}, {"-n work describe cm --show-events=false", 0}, {"-n work describe secret one", 0}, {"-n work describe widget w-1 --show-events=false", 0}, {"describe ns work", 0},
-	{"-n work wait --for=jsonpath={.data.key}=value cm/one --timeout=10s", 0},
+	{"cluster-info", 0}, {"-n team rollout history deploy/web", 0}, {"-n team set image deploy/web c=example.invalid/web:2 --dry-run=client -o yaml", 0},
+	{"-n team describe cm one --show-events=false", 0}, {"-n team describe cm --show-events=false", 0}, {"-n team describe secret one", 0}, {"-n team describe widget w-1 --show-events=false", 0}, {"describe ns team", 0},
+	{"-n team wait --for=jsonpath={.data.key}=value cm/one --timeout=10s", 0},
 	{"config view --minify -o jsonpath={.current-context}", 0}, {"get nothings", 1},
 }
 
@@ -154,17 +154,17 @@ var changed = []struct {
 }{
 	// Events are not recorded. kubectl takes no answer for no events with most kinds,
 	// and for an error with a few.
-	{read{"-n work describe pod p", 0}, 0, noEvents}, {read{"-n work describe deploy web", 0}, 0, noEvents}, {read{"-n work describe svc web", 0}, 0, noEvents},
-	{read{"describe node other", 0}, 0, noEvents}, {read{"-n work describe widget w-1", 0}, 0, noEvents}, {read{"-n work describe cm one", 0}, 1, unavailable},
-	{read{"-n work get events", 0}, 1, unavailable}, {read{"-n work events", 0}, 1, unavailable},
+	{read{"-n team describe pod p", 0}, 0, noEvents}, {read{"-n team describe deploy web", 0}, 0, noEvents}, {read{"-n team describe svc web", 0}, 0, noEvents},
+	{read{"describe node other", 0}, 0, noEvents}, {read{"-n team describe widget w-1", 0}, 0, noEvents}, {read{"-n team describe cm one", 0}, 1, unavailable},
+	{read{"-n team get events", 0}, 1, unavailable}, {read{"-n team events", 0}, 1, unavailable},
 	// That something does not exist is not recorded, either.
-	{read{"-n work get cm none", 1}, 1, unavailable}, {read{"-n work get cm one none", 1}, 1, unavailable}, {read{"-n work describe cm none", 1}, 1, unavailable},
-	{read{"get --raw /api/v1/nothing", 1}, 1, unavailable}, {read{"-n work wait --for=create cm/none --timeout=1s", 1}, 1, unavailable},
-	{read{"-n work get cm -l )(", 1}, 1, unavailable}, {read{"-n work get pods --field-selector spec.none=1", 1}, 1, unavailable},
+	{read{"-n team get cm none", 1}, 1, unavailable}, {read{"-n team get cm one none", 1}, 1, unavailable}, {read{"-n team describe cm none", 1}, 1, unavailable},
+	{read{"get --raw /api/v1/nothing", 1}, 1, unavailable}, {read{"-n team wait --for=create cm/none --timeout=1s", 1}, 1, unavailable},
+	{read{"-n team get cm -l )(", 1}, 1, unavailable}, {read{"-n team get pods --field-selector spec.none=1", 1}, 1, unavailable},
 	// Only the API server knows.
-	{read{"auth whoami", 0}, 1, unavailable}, {read{"auth can-i list pods", 0}, 1, unavailable}, {read{"-n work logs p", 0}, 1, unavailable},
+	{read{"auth whoami", 0}, 1, unavailable}, {read{"auth can-i list pods", 0}, 1, unavailable}, {read{"-n team logs p", 0}, 1, unavailable},
 	// What nobody tells does not come to pass.
-	{read{"-n work wait --for=condition=Ready pod/p --timeout=1s", 1}, 1, "timed out"}, {read{"-n work rollout status deploy/web --timeout=1s", 1}, 1, "timed out"},
+	{read{"-n team wait --for=condition=Ready pod/p --timeout=1s", 1}, 1, "timed out"}, {read{"-n team rollout status deploy/web --timeout=1s", 1}, 1, "timed out"},
 	{read{"top nodes", 1}, 1, "Metrics API not available"},
 	// edgehub speaks for itself.
 	{read{"get --raw /readyz", 0}, 0, ""},
@@ -184,7 +184,7 @@ func TestKubectl(t *testing.T) {
 	})
 	r.sub("writes", r.writes)
 	r.sub("watches", r.watches)
-	token := r.through.run(sh("-n work create token default"))
+	token := r.through.run(sh("-n team create token default"))
 	r.cut()
 	r.sub("offline reads", func() { r.offlineReads(recorded); r.offlineChanged(recorded) })
 	r.sub("offline writes", func() { r.offlineWrites(); r.offlineToken(token) })
@@ -193,13 +193,13 @@ func TestKubectl(t *testing.T) {
 
 // configMap is a manifest.
 func configMap(name, value string) string {
-	return fmt.Sprintf("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: %s, namespace: work}\ndata: {key: \"%s\"}\n", name, value)
+	return fmt.Sprintf("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: %s, namespace: team}\ndata: {key: \"%s\"}\n", name, value)
 }
 
 // script is what is written, in order; at its end the cluster is as it was.
 func script(dir string) []call {
 	file := filepath.Join(dir, "cm.yaml")
-	n := func(words string) call { return sh("-n work " + words) }
+	n := func(words string) call { return sh("-n team " + words) }
 	return []call{
 		sh("apply -f -").with(configMap("a", "1")), sh("apply -f -").with(configMap("a", "1")), sh("apply -f -").with(configMap("a", "2")),
 		sh("apply --dry-run=server -o yaml -f -").with(configMap("a", "3")), sh("diff -f -").with(configMap("a", "3")), sh("diff -f -").with(configMap("a", "2")),
@@ -216,11 +216,11 @@ func script(dir string) []call {
 		n("run r --image=example.invalid/r:1 --restart=Never"), n("run r --image=example.invalid/r:1"), n("get pod r -o jsonpath={.status.phase}"),
 		n("wait --for=jsonpath={.status.phase}=Pending pod/r --timeout=20s"), n("patch pod r --subresource=status --type=merge -p {\"status\":{\"phase\":\"Succeeded\"}}"),
 		n("wait --for=jsonpath={.status.phase}=Succeeded pod/r --timeout=20s"),
-		n("create token default"), n("create sa s"), n("create role x --verb=get --resource=pods"), n("auth can-i get pods --as=system:serviceaccount:work:s"),
+		n("create token default"), n("create sa s"), n("create role x --verb=get --resource=pods"), n("auth can-i get pods --as=system:serviceaccount:team:s"),
 		sh("cordon other"), sh("uncordon other"), sh("taint node other k=v:NoSchedule"), sh("taint node other k=v:NoSchedule-"),
-		sh("apply -f -").with("apiVersion: example.com/v1\nkind: Widget\nmetadata: {name: w-9, namespace: work}\nspec: {color: blue}\n"),
-		sh("apply -f -").with("apiVersion: example.com/v1\nkind: Widget\nmetadata: {name: w-9, namespace: work}\nspec: {colour: blue}\n"), // unknown field
-		sh("apply -f -").with("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: BAD, namespace: work}\n"), sh("apply -f -").with("kind: Nothing\napiVersion: none.example.com/v1\nmetadata: {name: x}\n"),
+		sh("apply -f -").with("apiVersion: example.com/v1\nkind: Widget\nmetadata: {name: w-9, namespace: team}\nspec: {color: blue}\n"),
+		sh("apply -f -").with("apiVersion: example.com/v1\nkind: Widget\nmetadata: {name: w-9, namespace: team}\nspec: {colour: blue}\n"), // unknown field
+		sh("apply -f -").with("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: BAD, namespace: team}\n"), sh("apply -f -").with("kind: Nothing\napiVersion: none.example.com/v1\nmetadata: {name: x}\n"),
 		n("get widget w-9 -o yaml"), n("patch widget w-9 --type=merge -p {\"spec\":{\"color\":\"red\"}}"), n("apply --server-side -f " + file),
 		n("delete widget w-9"), n("delete cm a b c"), n("wait --for=delete cm/c --timeout=20s"), n("delete cm c"), n("delete cm c --ignore-not-found"), n("delete -f " + file),
 		n("delete secret c"), n("delete deploy,svc,hpa d"), n("delete pod r --now"), n("delete sa,role s x --ignore-not-found"), n("delete cm -l none=none"),

@@ -41,7 +41,7 @@ func manifest(name, args, more string) string {
 	if strings.HasPrefix(name, "cat") {
 		stdin = ", stdin: true, stdinOnce: true"
 	}
-	return fmt.Sprintf("apiVersion: v1\nkind: Pod\nmetadata: {name: %s, namespace: work, labels: {app: %s}}\nspec:\n  nodeName: %s\n  terminationGracePeriodSeconds: 1\n  %s\n  containers: [{name: c, image: %q, args: %s%s}]\n",
+	return fmt.Sprintf("apiVersion: v1\nkind: Pod\nmetadata: {name: %s, namespace: team, labels: {app: %s}}\nspec:\n  nodeName: %s\n  terminationGracePeriodSeconds: 1\n  %s\n  containers: [{name: c, image: %q, args: %s%s}]\n",
 		name, name, nodeName, more, node.Image, args, stdin)
 }
 
@@ -63,7 +63,7 @@ func (r *rig) startNode() {
 		r.t.Fatal(err)
 	}
 	process.Run(r.t, k)
-	if err := r.cp.CreateNamespace(r.t.Context(), "work"); err != nil {
+	if err := r.cp.CreateNamespace(r.t.Context(), "team"); err != nil {
 		r.t.Fatal(err)
 	}
 	ctx, cancel := context.WithTimeout(r.t.Context(), 2*patience)
@@ -79,7 +79,7 @@ func (r *rig) apply(name, args, more, condition string) {
 	r.t.Helper()
 	for _, c := range []call{
 		sh("apply -f -").with(manifest(name, args, more)),
-		sh("-n work wait --timeout=100s --for=" + condition + " pod/" + name),
+		sh("-n team wait --timeout=100s --for=" + condition + " pod/" + name),
 	} {
 		if o := r.through.run(c); o.Exit != 0 {
 			r.t.Fatalf("%s: %+v", c, o)
@@ -112,7 +112,7 @@ func TestNode(t *testing.T) {
 	}
 	r.sub("transports", func() { r.transports(start) })
 	r.sub("delete", r.deletePod)
-	pod := r.through.run(sh("-n work get pod web -o yaml"))
+	pod := r.through.run(sh("-n team get pod web -o yaml"))
 	r.cut()
 	r.sub("offline", func() { r.offlineNode(pod) })
 }
@@ -122,7 +122,7 @@ func TestNode(t *testing.T) {
 func (r *rig) follow() {
 	p := pods[2]
 	r.apply(p.name, p.args, p.more, "condition=Ready")
-	got := r.compare(sh("-n work logs -f count"), 0)
+	got := r.compare(sh("-n team logs -f count"), 0)
 	if n := strings.Count(got.Stdout, "\n"); n != 100 || !strings.HasSuffix(got.Stdout, "\n100\n") {
 		r.t.Errorf("logs -f printed %d lines, want 100: %q", n, got.Stdout)
 	}
@@ -130,10 +130,10 @@ func (r *rig) follow() {
 
 func (r *rig) logs() {
 	for _, q := range []read{
-		{"-n work logs web", 0}, {"-n work logs once", 0}, {"-n work logs once -f", 0}, {"-n work logs count --tail=3", 0}, {"-n work logs count --timestamps --tail=2", 0},
-		{"-n work logs count --limit-bytes=7", 0}, {"-n work logs -l app=once --prefix", 0}, {"-n work logs once -c c", 0}, {"-n work logs once --all-containers", 0},
-		{"-n work logs once -c none", 1}, {"-n work logs once --previous", 1}, {"-n work logs none", 1}, {"-n work get pods -o wide", 0}, {"-n work get pod web -o yaml", 0},
-		{"get node " + nodeName, 0}, {"-n work describe pod once", 0}, {"get --raw /api/v1/nodes/" + nodeName + "/proxy/healthz", 0},
+		{"-n team logs web", 0}, {"-n team logs once", 0}, {"-n team logs once -f", 0}, {"-n team logs count --tail=3", 0}, {"-n team logs count --timestamps --tail=2", 0},
+		{"-n team logs count --limit-bytes=7", 0}, {"-n team logs -l app=once --prefix", 0}, {"-n team logs once -c c", 0}, {"-n team logs once --all-containers", 0},
+		{"-n team logs once -c none", 1}, {"-n team logs once --previous", 1}, {"-n team logs none", 1}, {"-n team get pods -o wide", 0}, {"-n team get pod web -o yaml", 0},
+		{"get node " + nodeName, 0}, {"-n team describe pod once", 0}, {"get --raw /api/v1/nodes/" + nodeName + "/proxy/healthz", 0},
 	} {
 		r.compare(sh(q.words), q.exit)
 	}
@@ -147,23 +147,23 @@ func (r *rig) exec(transport string) {
 		exit           int
 		stdout, stderr string
 	}{
-		{sh("-n work exec web -- /pause echo a b"), 0, "a b\n", ""},
-		{sh("-n work exec web -c c -- /pause complain oh dear"), 0, "", "oh dear\n"},
-		{sh("-n work exec web -- /pause exit 3"), 3, "", "command terminated with exit code 3\n"},
-		{sh("-n work exec -i web -- /pause cat").with("some text\n"), 0, "some text\n", ""},
-		{sh("-n work exec -i web -- /pause cat").with(much), 0, much, ""},
-		{sh("-n work exec web -- /pause count 10"), 0, "1\n2\n3\n4\n5\n6\n7\n8\n9\n10\n", ""},
-		{sh("-n work exec -i web -- /pause cat"), 0, "", ""},
+		{sh("-n team exec web -- /pause echo a b"), 0, "a b\n", ""},
+		{sh("-n team exec web -c c -- /pause complain oh dear"), 0, "", "oh dear\n"},
+		{sh("-n team exec web -- /pause exit 3"), 3, "", "command terminated with exit code 3\n"},
+		{sh("-n team exec -i web -- /pause cat").with("some text\n"), 0, "some text\n", ""},
+		{sh("-n team exec -i web -- /pause cat").with(much), 0, much, ""},
+		{sh("-n team exec web -- /pause count 10"), 0, "1\n2\n3\n4\n5\n6\n7\n8\n9\n10\n", ""},
+		{sh("-n team exec -i web -- /pause cat"), 0, "", ""},
 	} {
 		want := outcome{Exit: c.exit, Stdout: c.stdout, Stderr: c.stderr}
 		if d := cmp.Diff(want, r.compare(c.under(transport), c.exit)); d != "" {
 			r.t.Errorf("%s (-want +got):\n%.2000s", c.call, d)
 		}
 	}
-	r.compareMoving(sh("-n work exec web -- /nothing").under(transport))
-	r.compareMoving(sh("-n work exec none -- /pause").under(transport))
-	r.compareMoving(sh("-n work exec web -c none -- /pause").under(transport))
-	r.compareMoving(sh("-n work exec once -- /pause").under(transport))
+	r.compareMoving(sh("-n team exec web -- /nothing").under(transport))
+	r.compareMoving(sh("-n team exec none -- /pause").under(transport))
+	r.compareMoving(sh("-n team exec web -c none -- /pause").under(transport))
+	r.compareMoving(sh("-n team exec once -- /pause").under(transport))
 }
 
 // compareMoving wants the same failure but for ids.
@@ -183,7 +183,7 @@ func (r *rig) attach() {
 	var wg sync.WaitGroup
 	for i, d := range []*door{r.direct, r.through} {
 		wg.Go(func() {
-			got[i] = d.run(sh("-n work attach -i cat-" + d.name).with("one\ntwo\n"))
+			got[i] = d.run(sh("-n team attach -i cat-" + d.name).with("one\ntwo\n"))
 			got[i].Stderr = strings.ReplaceAll(got[i].Stderr, d.name, "NAME")
 		})
 	}
@@ -191,7 +191,7 @@ func (r *rig) attach() {
 	if d := cmp.Diff(got[0], got[1]); d != "" || got[0].Exit != 0 || !strings.Contains(got[0].Stdout, "one\ntwo\n") {
 		r.t.Errorf("attach -i = %+v; differs through edgehub (-direct +edgehub):\n%s", got[0], d)
 	}
-	r.compare(sh("-n work logs cat-edgehub"), 0)
+	r.compare(sh("-n team logs cat-edgehub"), 0)
 }
 
 var forwarding = regexp.MustCompile(`Forwarding from 127\.0\.0\.1:(\d+) -> 8080\n`)
@@ -200,7 +200,7 @@ var forwarding = regexp.MustCompile(`Forwarding from 127\.0\.0\.1:(\d+) -> 8080\
 // on several connections.
 func (r *rig) portForward(transport string) {
 	for _, d := range []*door{r.direct, r.through} {
-		w := d.start(sh("-n work port-forward --address=127.0.0.1 pod/web :8080").under(transport))
+		w := d.start(sh("-n team port-forward --address=127.0.0.1 pod/web :8080").under(transport))
 		m := forwarding.FindStringSubmatch(w.printed(1))
 		if m == nil {
 			r.t.Fatalf("%s: port-forward printed %q, %q", d.name, w.stdout.String(), w.stderr.String())
@@ -261,21 +261,21 @@ func (r *rig) transports(start time.Time) {
 // deletePod wants kubectl to wait until kubelet has ended the pod.
 func (r *rig) deletePod() {
 	for _, name := range []string{"cat-direct", "count"} {
-		if o := r.through.run(sh("-n work delete pod " + name)); o.Exit != 0 || o.Stderr != "" {
+		if o := r.through.run(sh("-n team delete pod " + name)); o.Exit != 0 || o.Stderr != "" {
 			r.t.Errorf("delete pod %s = %+v", name, o)
 		}
-		r.compare(sh("-n work get pod "+name), 1)
+		r.compare(sh("-n team get pod "+name), 1)
 	}
 }
 
 // offlineNode wants that nothing hangs that needs the API server between.
 func (r *rig) offlineNode(pod outcome) {
-	if got := r.offline(sh("-n work get pod web -o yaml")); got.Stdout != pod.Stdout || got.Exit != 0 {
+	if got := r.offline(sh("-n team get pod web -o yaml")); got.Stdout != pod.Stdout || got.Exit != 0 {
 		r.t.Errorf("get pod web offline: %s", cmp.Diff(pod, got))
 	}
 	for _, c := range []call{ // logs -f tries again until the timeout, 20 s by default
-		sh("-n work logs web"), sh("-n work logs -f web --pod-running-timeout=1s"), sh("-n work exec web -- /pause echo"), sh("-n work exec web -- /pause echo").under("KUBECTL_REMOTE_COMMAND_WEBSOCKETS=false"),
-		sh("-n work attach web"), sh("-n work delete pod web"),
+		sh("-n team logs web"), sh("-n team logs -f web --pod-running-timeout=1s"), sh("-n team exec web -- /pause echo"), sh("-n team exec web -- /pause echo").under("KUBECTL_REMOTE_COMMAND_WEBSOCKETS=false"),
+		sh("-n team attach web"), sh("-n team delete pod web"),
 	} {
 		if got := r.offline(c); got.Exit != 1 || got.Stdout != "" || !refusals.MatchString(got.Stderr) {
 			r.t.Errorf("%s offline = %+v, want no output, exit code 1 and %v", c, got, refusals)
@@ -283,7 +283,7 @@ func (r *rig) offlineNode(pod outcome) {
 	}
 	// port-forward only connects when somebody connects to it.
 	for _, transport := range []string{"KUBECTL_PORT_FORWARD_WEBSOCKETS=true", "KUBECTL_PORT_FORWARD_WEBSOCKETS=false"} {
-		got := r.offline(sh("-n work port-forward pod/web :8080").under(transport))
+		got := r.offline(sh("-n team port-forward pod/web :8080").under(transport))
 		if got.Exit != 1 || !refusals.MatchString(got.Stderr) {
 			r.t.Errorf("%s port-forward offline = %+v, want exit code 1 and %v", transport, got, refusals)
 		}

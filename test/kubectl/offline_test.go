@@ -31,7 +31,7 @@ func (r *rig) offlineReads(recorded map[string]outcome) {
 		if d := cmp.Diff(want, got); d != "" {
 			r.t.Errorf("kubectl %s differs offline (-online +offline):\n%s", q.words, d)
 		}
-		if strings.Contains(q.words, "work get") && said == got.Stderr {
+		if strings.Contains(q.words, "team get") && said == got.Stderr {
 			r.t.Errorf("kubectl %s: standard error %q offline, want the warning", q.words, said)
 		}
 	}
@@ -55,7 +55,7 @@ func (r *rig) offlineChanged(recorded map[string]outcome) {
 		}
 	}
 	for _, words := range []string{
-		"get pv", "get leases -A", "-n default get endpointslices", "-n work get cm never-asked", "get --raw /metrics", "-n work get secret none", "get nodes -l none=none", "-n work get cm/one pvc/none",
+		"get pv", "get leases -A", "-n default get endpointslices", "-n team get cm never-asked", "get --raw /metrics", "-n team get secret none", "get nodes -l none=none", "-n team get cm/one pvc/none",
 	} {
 		if got := r.offline(sh(words)); got.Exit != 1 || !strings.Contains(got.Stderr, unavailable) {
 			r.t.Errorf("kubectl %s offline = %+v, want exit code 1 and %q", words, got, unavailable)
@@ -70,7 +70,7 @@ var refusals = regexp.MustCompile(`edgehub: the API server cannot be reached and
 // offlineWrites wants that every write is refused, soon and in words.
 func (r *rig) offlineWrites() {
 	start := time.Now()
-	n := func(words string) call { return sh("-n work " + words) }
+	n := func(words string) call { return sh("-n team " + words) }
 	calls := []call{
 		sh("apply -f -").with(configMap("one", "9")), sh("apply -f -").with(configMap("a", "9")), sh("apply --server-side -f -").with(configMap("a", "9")),
 		sh("create -f -").with(configMap("a", "9")), n("apply --dry-run=server -f -").with(configMap("a", "9")), sh("diff -f -").with(configMap("one", "9")),
@@ -91,7 +91,7 @@ func (r *rig) offlineWrites() {
 		r.t.Errorf("cordon offline = %+v, want no output and %v", got, refusals)
 	}
 	r.t.Logf("%d writes offline in %v", len(calls)+1, time.Since(start).Round(time.Millisecond))
-	for _, words := range []string{"-n work get cm one -o yaml", "-n work get cm", "get node other -o wide"} {
+	for _, words := range []string{"-n team get cm one -o yaml", "-n team get cm", "get node other -o wide"} {
 		if got := r.offline(sh(words)); strings.Contains(got.Stdout, "changed") || strings.Contains(got.Stdout, "SchedulingDisabled") || got.Exit != 0 {
 			r.t.Errorf("kubectl %s after refused writes = %+v", words, got)
 		}
@@ -100,7 +100,7 @@ func (r *rig) offlineWrites() {
 
 // offlineToken wants the token that was issued online, as long as it is valid.
 func (r *rig) offlineToken(want outcome) {
-	got := r.offline(sh("-n work create token default"))
+	got := r.offline(sh("-n team create token default"))
 	if got.Stdout != want.Stdout || got.Exit != 0 || !strings.Contains(got.Stderr, "Warning: the link to the API server is down: this is the last recorded answer") {
 		r.t.Errorf("create token offline = %+v, want that of before, %+v, and a warning", got, want)
 	}

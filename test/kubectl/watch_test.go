@@ -108,18 +108,18 @@ func (f following) first(text string) string {
 }
 
 var watched = []following{
-	{"-n work get cm -w", 4, 3}, {"-n work get cm -w -o name", 3, 3}, {"-n work get cm -w --output-watch-events", 4, 3}, {"-n work get cm --watch-only -o name", 0, 3},
-	{"-n work get cm -w -o custom-columns=N:.metadata.name,K:.data.key", 4, 3}, {"-n work get cm one -w -o name", 1, 0}, {"-n work get cm -l w=1 -w -o name", 0, 3},
-	{"-n work get cm -w -o jsonpath={.metadata.name}={.data.key}{\"\\n\"}", 3, 3}, {"get cm -A --watch-only --no-headers", 0, 3},
-	{"-n work get widgets -w", 4, 0}, {"-n work get deploy -w -o wide", 2, 0},
+	{"-n team get cm -w", 4, 3}, {"-n team get cm -w -o name", 3, 3}, {"-n team get cm -w --output-watch-events", 4, 3}, {"-n team get cm --watch-only -o name", 0, 3},
+	{"-n team get cm -w -o custom-columns=N:.metadata.name,K:.data.key", 4, 3}, {"-n team get cm one -w -o name", 1, 0}, {"-n team get cm -l w=1 -w -o name", 0, 3},
+	{"-n team get cm -w -o jsonpath={.metadata.name}={.data.key}{\"\\n\"}", 3, 3}, {"get cm -A --watch-only --no-headers", 0, 3},
+	{"-n team get widgets -w", 4, 0}, {"-n team get deploy -w -o wide", 2, 0},
 }
 
 // change makes the three changes.
 func (r *rig) change() {
 	r.t.Helper()
 	for _, c := range []call{
-		sh("-n work apply -f -").with(strings.Replace(configMap("x", "1"), "name: x", "name: x, labels: {w: \"1\"}", 1)),
-		sh("-n work patch cm x -p {\"data\":{\"key\":\"2\"}}"), sh("-n work delete cm x"),
+		sh("-n team apply -f -").with(strings.Replace(configMap("x", "1"), "name: x", "name: x, labels: {w: \"1\"}", 1)),
+		sh("-n team patch cm x -p {\"data\":{\"key\":\"2\"}}"), sh("-n team delete cm x"),
 	} {
 		if o := r.direct.run(c); o.Exit != 0 {
 			r.t.Fatalf("%s: %+v", c, o)
