@@ -166,7 +166,7 @@ func (s *slaughter) listViews(ctx context.Context, atLeast int) {
 	}
 	s.must(s.mark(ctx))
 	for v, l := range got {
-		if err := s.truthOf(v).compare(l, v.keep); err != nil {
+		if err := s.truthOf(v, l).compare(l, v.keep); err != nil {
 			s.t.Errorf("%v: %v", v, err)
 		}
 	}

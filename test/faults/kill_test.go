@@ -173,7 +173,15 @@ func (s *slaughter) endpointOf(v *view) *endpoint {
 	return s.user
 }
 
-func (s *slaughter) truthOf(v *view) *truth { return s.truths[v.resource+" "+v.form()] }
+// truthOf returns what the API server had, in the form that a client which asked
+// for v was given: its first, or another that it accepts.
+func (s *slaughter) truthOf(v *view, l list) *truth {
+	form := v.form()
+	if form == "protobuf" && !l.protobuf && strings.Contains(v.accept, js) {
+		form = "json"
+	}
+	return s.truths[v.resource+" "+form]
+}
 
 // kills is how often the hub is killed: EDGEHUB_KILLS, or as often as there is
 // patience for.
@@ -376,7 +384,7 @@ func (s *slaughter) round(ctx context.Context, k int) error {
 		return err
 	}
 	for v, l := range got {
-		if err := s.truthOf(v).compare(l, v.keep); err != nil {
+		if err := s.truthOf(v, l).compare(l, v.keep); err != nil {
 			s.t.Errorf("kill %d after %v: %v: %v", k, online, v, err)
 		}
 		if l.rv < floors[v] {
@@ -465,11 +473,11 @@ func (s *slaughter) converge(ctx context.Context, readers []*reader) {
 	s.must(s.mark(ctx))
 	for _, r := range readers {
 		err := process.Poll(ctx, r.view.String()+" is up to date", func(context.Context) error {
-			t := s.truthOf(r.view)
 			l, ok := r.state()
 			if !ok {
 				return errors.New("it has no state")
 			}
+			t := s.truthOf(r.view, l)
 			_, l.rv = t.span()
 			return t.compare(l, r.view.keep)
 		})
