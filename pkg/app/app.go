@@ -66,7 +66,8 @@ func Run(ctx context.Context, o Options) (err error) {
 	isUnavailable := func(err error) bool { return errors.Is(err, upstream.ErrUnavailable) }
 	store, err := cache.New(cache.Config{
 		Upstream: up, IsUnavailable: isUnavailable, Journal: j, Node: up.Node, EncryptionKeyFile: o.encryptionKeyFile(),
-		MaxBytes: o.CacheMaxBytes, MaxScopes: o.CacheMaxScopes, MaxObjects: o.CacheMaxObjectsPerScope, FeedLinger: o.FeedLinger, Registerer: reg,
+		MaxBytes: o.CacheMaxBytes, MaxScopes: o.CacheMaxScopes, MaxObjects: o.CacheMaxObjectsPerScope, FeedLinger: o.FeedLinger,
+		Shared: o.sharedResources(), StrictInitialList: o.StrictInitialList, Registerer: reg,
 	})
 	if err != nil {
 		return err

@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/klog/v2"
 )
 
@@ -40,6 +42,8 @@ type Options struct {
 	CacheMaxScopes          int
 	CacheMaxObjectsPerScope int
 	FeedLinger              time.Duration
+	SharedResources         []string // resource[.group]
+	StrictInitialList       bool
 
 	MaxRequestsInFlight  int
 	MaxStreamsInFlight   int
@@ -65,6 +69,7 @@ func DefaultOptions() Options {
 		CacheMaxScopes:          2000,
 		CacheMaxObjectsPerScope: 50000,
 		FeedLinger:              10 * time.Minute,
+		SharedResources:         []string{"services", "endpointslices.discovery.k8s.io"},
 		MaxRequestsInFlight:     400,
 		MaxStreamsInFlight:      4000,
 		MaxBodyBytes:            3 << 20,
@@ -96,6 +101,8 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.IntVar(&o.CacheMaxScopes, "cache-max-scopes", o.CacheMaxScopes, "Most scopes (what one list or watch asked for, by whom) that are recorded.")
 	fs.IntVar(&o.CacheMaxObjectsPerScope, "cache-max-objects-per-scope", o.CacheMaxObjectsPerScope, "Most objects of one scope that are recorded; a larger list passes by unrecorded.")
 	fs.DurationVar(&o.FeedLinger, "feed-linger", o.FeedLinger, "How long a watch upstream outlives the last watch on the node that it feeds.")
+	fs.StringSliceVar(&o.SharedResources, "shared-resources", o.SharedResources, "Resources, each as resource or resource.group, of which one watch of the node's own serves every client on the node that the API server allows to read them. Empty: none.")
+	fs.BoolVar(&o.StrictInitialList, "strict-initial-list", o.StrictInitialList, "Send a WatchList without a resourceVersion to the API server while the link is up, for a state as consistent as a list's; else it begins with the state of a live watch.")
 
 	fs.IntVar(&o.MaxRequestsInFlight, "max-requests-in-flight", o.MaxRequestsInFlight, "Most requests served at once per address, without watches, logs and upgrades; one more gets 429.")
 	fs.IntVar(&o.MaxStreamsInFlight, "max-streams-in-flight", o.MaxStreamsInFlight, "Most watches, logs and upgrades served at once per address; one more gets 429.")
@@ -167,6 +174,11 @@ func (o *Options) Validate() error {
 	if !filepath.IsAbs(o.DataDir) {
 		wrong("data-dir", "%q is not an absolute path", o.DataDir)
 	}
+	for _, r := range o.SharedResources {
+		if msgs := validation.IsDNS1123Subdomain(r); len(msgs) > 0 {
+			wrong("shared-resources", "%q is not of the form resource or resource.group, such as endpointslices.discovery.k8s.io", r)
+		}
+	}
 	for flag, n := range map[string]int64{
 		"cache-max-bytes": o.CacheMaxBytes, "cache-max-scopes": int64(o.CacheMaxScopes), "cache-max-objects-per-scope": int64(o.CacheMaxObjectsPerScope),
 		"max-requests-in-flight": int64(o.MaxRequestsInFlight), "max-streams-in-flight": int64(o.MaxStreamsInFlight), "max-body-bytes": o.MaxBodyBytes,
@@ -233,6 +245,14 @@ func validateAddress(address string, linkLocal, anywhere bool) error {
 func sorted(problems []error) []error {
 	slices.SortFunc(problems, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
 	return problems
+}
+
+func (o *Options) sharedResources() []schema.GroupResource {
+	all := make([]schema.GroupResource, 0, len(o.SharedResources))
+	for _, r := range o.SharedResources {
+		all = append(all, schema.ParseGroupResource(r))
+	}
+	return all
 }
 
 func (o *Options) encryptionKeyFile() string {

@@ -22,6 +22,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/klog/v2"
@@ -61,6 +62,13 @@ type Config struct {
 	// EncryptionKeyFile holds 32 bytes in base64, for what is encrypted at rest.
 	// It is made when it is missing.
 	EncryptionKeyFile string
+
+	// Shared are the resources whose feeds run as the node and serve all who may
+	// read them; none by default.
+	Shared []schema.GroupResource
+	// StrictInitialList sends a WatchList without a resourceVersion to the API server
+	// while the link is up, where it is otherwise answered from a live feed.
+	StrictInitialList bool
 
 	MaxBytes         int64 // on disk; default 1 GiB
 	MaxScopes        int   // default 2,000
@@ -102,6 +110,8 @@ type Cache struct {
 	journal *journal.Journal
 	sealer  *sealer
 	metrics *metrics
+	guard   *guard
+	shares  *shares
 	now     func() time.Time
 
 	mu     sync.Mutex
@@ -136,6 +146,7 @@ func New(cfg Config) (*Cache, error) {
 		}
 	}
 	c.metrics = newMetrics(cfg.Registerer, c)
+	c.guard, c.shares = newGuard(c), newShares(c)
 	return c, nil
 }
 
@@ -145,6 +156,7 @@ func New(cfg Config) (*Cache, error) {
 func (c *Cache) Run(ctx context.Context) error {
 	c.loadAll(ctx)
 	c.openPinned(ctx)
+	c.running.Go(func() { c.shares.run(ctx) })
 	c.maintain(ctx)
 	c.endFeeds()
 	c.running.Wait()

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/klog/v2"
 
 	"github.com/edgehub/edgehub/pkg/codec"
@@ -21,6 +22,8 @@ import (
 const (
 	minBackoff = 200 * time.Millisecond
 	maxBackoff = 30 * time.Second
+	// healJitter is over how long the feeds come back when the link does.
+	healJitter = 500 * time.Millisecond
 	// pageLimit is how many objects a feed asks for at a time where the API
 	// server has no WatchList.
 	pageLimit = "500"
@@ -33,20 +36,36 @@ const (
 // the log's lock.
 type feed struct {
 	scope  *scope
-	caller caller
+	user   user.Info // whose feed it is
 	cancel context.CancelFunc
 
-	live     bool     // connected, and the state complete
-	hangUp   func()   // ends the connection, not the feed; nil while there is none
-	resync   bool     // the upstream has no history back to the scope's rv
-	staging  *staging // of the sync that is under way
-	refusal  *refusal // the answer that ended the feed, if one did
-	over     bool     // the feed has ended
-	jsonOnly bool     // it ended because the resource has no protobuf
-	changed  chan struct{}
+	// holders are the open requests that the feed serves, by their credential: the
+	// feed asks with one of these, and with none that nobody holds any more.
+	holders map[string]*holder
+	using   string // key of the holder whose credential the connection has
 
-	users     int // watchers and those who wait to become one
+	live    bool   // connected, and the state complete and up to date
+	catchUp string // resourceVersion from which a resumed feed is live; "" is not known
+
+	connection int      // counts them
+	hangUp     func()   // ends the connection, not the feed; nil while there is none
+	resync     bool     // the upstream has no history back to the scope's rv
+	reset      bool     // the next sync follows a reset of the history
+	agreed     bool     // the last connection ended as it was asked to; run's alone
+	staging    *staging // of the sync that is under way
+	refusal    *refusal // the answer that ended the feed, if one did
+	over       bool     // the feed has ended
+	jsonOnly   bool     // it ended because the resource has no protobuf
+	changed    chan struct{}
+
 	idleSince time.Time
+}
+
+// A holder is one credential of open requests.
+type holder struct {
+	credential http.Header
+	uses       int
+	bad        bool // the API server has refused it
 }
 
 // A staging collects a whole state before it becomes the scope's. Guarded by the
@@ -116,19 +135,26 @@ func (r *refusal) response(c *Cache, req *http.Request) *http.Response {
 }
 
 var (
-	errTooLarge     = errors.New("more than the cache keeps of one scope")
-	errExpired      = errors.New("resourceVersion is too old")
-	errJSONOnly     = errors.New("resource has no protobuf")
-	errHistoryReset = errors.New("the API server's history was reset")
-	errNoInit       = errors.New("API server does not send initial events")
+	errTooLarge = errors.New("more than the cache keeps of one scope")
+	errExpired  = errors.New("resourceVersion is too old")
+	errJSONOnly = errors.New("resource has no protobuf")
+	errNoInit   = errors.New("API server does not send initial events")
+	errHungUp   = errors.New("the feed begins anew")
 )
 
-// startFeed gives a scope its feed. ctx lends its values, not its end: the feed
-// ends with its last user, or when it has idled long enough. The caller holds the
-// log's lock.
+// A resetError says that the API server's history was reset: it is at now, and the
+// feed is ahead of that.
+type resetError struct{ now string }
+
+func (e *resetError) Error() string { return "the API server's history was reset; it is at " + e.now }
+
+// startFeed gives a scope its feed, for who is about to hold it. ctx lends its
+// values, not its end: the feed ends with its last holder, or when it has idled
+// long enough. The caller holds the log's lock.
 func (c *Cache) startFeed(ctx context.Context, s *scope, who caller) *feed {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	f := &feed{scope: s, caller: who, cancel: cancel, changed: make(chan struct{}), idleSince: c.now()}
+	f := &feed{scope: s, user: who.user, cancel: cancel, holders: map[string]*holder{}, changed: make(chan struct{}), idleSince: c.now()}
+	f.holders[who.credentialKey()] = &holder{credential: who.credential}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.ended {
@@ -150,16 +176,60 @@ func (c *Cache) startFeed(ctx context.Context, s *scope, who caller) *feed {
 
 // lingers reports whether the feed outlives its users: the node's do; with
 // another's credential nothing is done once nobody asks.
-func (f *feed) lingers() bool { return len(f.caller.credential) == 0 }
+func (f *feed) lingers() bool { return f.holders[""] != nil }
 
-// release gives up one use. The caller holds the log's lock.
-func (f *feed) release() {
-	f.users--
+// hold notes that an open request uses the feed. The caller holds the log's lock.
+func (f *feed) hold(who caller) {
+	k := who.credentialKey()
+	h := f.holders[k]
+	if h == nil {
+		h = &holder{credential: who.credential}
+		f.holders[k] = h
+	}
+	h.uses++
+}
+
+// release gives up one use. A credential that nobody holds any more is forgotten;
+// if the connection has it, another one takes over. The caller holds the log's lock.
+func (f *feed) release(who caller) {
+	k := who.credentialKey()
+	f.holders[k].uses--
 	f.idleSince = f.scope.log.c.now()
 	f.scope.used = f.idleSince
-	if f.users == 0 && !f.lingers() {
-		f.cancel()
+	if k == "" || f.holders[k].uses > 0 {
+		return
 	}
+	delete(f.holders, k)
+	switch {
+	case len(f.holders) == 0:
+		f.cancel()
+	case f.using == k && f.hangUp != nil:
+		f.hangUp()
+	}
+}
+
+// users is how many open requests hold the feed. The caller holds the log's lock.
+func (f *feed) users() (n int) {
+	for _, h := range f.holders {
+		n += h.uses
+	}
+	return n
+}
+
+// credential chooses what the feed asks with. The caller holds the log's lock.
+func (f *feed) credential() http.Header {
+	if h := f.holders[f.using]; h != nil && !h.bad {
+		return h.credential
+	}
+	for k, h := range f.holders {
+		if f.using = k; !h.bad {
+			return h.credential
+		}
+	}
+	if h := f.holders[f.using]; h != nil {
+		return h.credential
+	}
+	return http.Header{}
 }
 
 func (f *feed) notify() {
@@ -173,7 +243,7 @@ func (c *Cache) endIdleFeeds() {
 	for _, l := range c.allLogs() {
 		l.mu.Lock()
 		for _, s := range l.scopes {
-			if f := s.feed; f != nil && f.users == 0 && now.Sub(f.idleSince) > c.cfg.FeedLinger && c.cfg.Upstream.Up() {
+			if f := s.feed; f != nil && f.users() == 0 && now.Sub(f.idleSince) > c.cfg.FeedLinger && c.cfg.Upstream.Up() {
 				s.pinned, s.dirtyState = false, true
 				l.touch(false)
 				f.cancel()
@@ -205,28 +275,43 @@ func (f *feed) run(ctx context.Context) {
 			case <-ctx.Done():
 			case <-changed:
 			}
+			// All feeds of all nodes come back when a link heals: not at once.
+			f.pause(ctx, rand.N(healJitter))
 			continue
 		}
 		logger.V(4).Info("Feed connects", "resourceVersion", f.scopeRV())
 		start, again := c.now(), f.resync // resync: only this goroutine sets it
-		err := f.connect(ctx)
+		lived, err := f.connect(ctx)
 		f.disconnected(err)
+		var reset *resetError
+		if errors.As(err, &reset) {
+			logger.Info("History of the API server was reset; listing again", "from", f.scopeRV(), "to", reset.now)
+			f.forgetHistory(reset.now)
+		}
 		if ctx.Err() != nil || f.isOver(err) {
 			return
 		}
 		logger.V(4).Info("Feed disconnected", "reason", err)
-		if c.now().Sub(start) > 10*time.Second {
+		if lived && c.now().Sub(start) > time.Second {
 			backoff = minBackoff
 		}
-		if errors.Is(err, errExpired) && !again || errors.Is(err, errNoInit) || c.unavailable(err) && !c.cfg.Upstream.Up() {
+		if errors.Is(err, errExpired) && !again || errors.Is(err, errNoInit) || errors.Is(err, errHungUp) || reset != nil || c.unavailable(err) && !c.cfg.Upstream.Up() {
 			continue
 		}
 		logger.V(2).Info("Feed interrupted", "reason", err)
 		select {
 		case <-ctx.Done():
+		case <-c.cfg.Upstream.Changed():
 		case <-time.After(backoff/2 + rand.N(backoff)):
 		}
 		backoff = min(2*backoff, maxBackoff)
+	}
+}
+
+func (f *feed) pause(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
 	}
 }
 
@@ -260,6 +345,14 @@ func (f *feed) isOver(err error) bool {
 		return false
 	case r.code == http.StatusUnauthorized:
 		// This credential is no good any more; the user may have another one.
+		if h := f.holders[f.using]; h != nil {
+			h.bad = true
+		}
+		for _, h := range f.holders {
+			if !h.bad {
+				return false
+			}
+		}
 		f.refusal = r
 		return true
 	case r.code == http.StatusForbidden || r.code == http.StatusNotFound:
@@ -271,7 +364,7 @@ func (f *feed) isOver(err error) bool {
 		f.refusal = r
 		return true
 	}
-	if f.users > 0 && !f.scope.complete {
+	if f.users() > 0 && !f.scope.complete {
 		f.refusal = r // for those who wait; the next one starts a feed again
 		return true
 	}

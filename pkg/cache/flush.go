@@ -159,8 +159,9 @@ func (s *scope) collect(whole bool) (group, bool) {
 }
 
 func (s *scope) objectItem(kind uint8, o *object) item {
+	bare, ref := o.place()
 	return item{
-		scope: s, object: o, bare: o.bare, ref: o.ref,
+		scope: s, object: o, bare: bare, ref: ref,
 		entry: journal.Entry{Scope: s.id, Kind: kind, Meta: encodeObjectMeta(o)},
 	}
 }
@@ -320,7 +321,7 @@ func (l *log) settle(items []item, refs []journal.Ref) {
 	for n, i := range items {
 		switch {
 		case i.object != nil && i.entry.Kind != entryRemove:
-			i.object.ref, i.object.bare = refs[n], nil
+			i.object.ref, i.object.bare, i.object.of = refs[n], nil, nil
 		case i.record != nil:
 			i.record.ref, i.record.body = refs[n], nil
 		}

@@ -14,6 +14,7 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -23,72 +24,168 @@ import (
 	"github.com/edgehub/edgehub/pkg/codec"
 )
 
-// connect brings the state up to date and follows the watch until it breaks.
-func (f *feed) connect(ctx context.Context) error {
-	ctx, cancel := context.WithCancel(ctx)
+// connect brings the state up to date and follows the watch until it breaks. lived
+// reports whether the API server has taken the watch.
+func (f *feed) connect(outer context.Context) (lived bool, err error) {
+	ctx, cancel := context.WithCancel(outer)
 	defer cancel()
+	defer func() {
+		if ctx.Err() != nil && outer.Err() == nil {
+			err = errHungUp
+		}
+	}()
 	l := f.scope.log
 	l.mu.Lock()
 	f.hangUp = cancel
 	sync := !f.scope.complete || f.resync
 	rv := f.scope.rv
 	l.mu.Unlock()
+	timeout := minWatchTimeout + rand.N(minWatchTimeout)
 	q := f.scope.key.query()
 	q.Set("watch", "true")
 	q.Set("allowWatchBookmarks", "true")
-	q.Set("timeoutSeconds", strconv.Itoa(300+rand.N(300)))
-	_, old := l.c.noInitial.Load(l.name.gvr())
-	switch {
-	case sync && old:
-		if err := f.listAll(ctx); err != nil {
-			return err
+	q.Set("timeoutSeconds", strconv.Itoa(int(timeout.Seconds())))
+	if sync {
+		if sync, rv, err = f.beginSync(ctx, q); err != nil {
+			return false, err
 		}
-		l.mu.RLock()
-		rv = f.scope.rv
-		l.mu.RUnlock()
-		sync = false
-		q.Set("resourceVersion", rv)
-	case sync:
-		q.Set("sendInitialEvents", "true")
-		q.Set("resourceVersionMatch", string(metav1.ResourceVersionMatchNotOlderThan))
-		q.Set("resourceVersion", "")
-	default:
-		q.Set("resourceVersion", rv)
+	} else if rv, err = f.beginResume(ctx, q, rv); err != nil {
+		return false, err
 	}
 	resp, err := f.do(ctx, q)
 	if err != nil {
 		var r *refusal
 		if sync && errors.As(err, &r) && r.code == http.StatusUnprocessableEntity {
 			l.c.noInitial.Store(l.name.gvr(), true)
-			return errNoInit
+			return false, errNoInit
 		}
-		return err
+		return false, err
 	}
 	defer resp.Body.Close()
-	f.connected(sync)
+	defer f.connected(sync, rv)()
+	start := l.c.now()
 	frames := codec.NewFrameReader(resp.Body, f.scope.key.Representation, l.c.cfg.MaxObjectBytes)
 	for {
 		frame, err := frames.Next()
 		if err != nil {
-			return err
+			// Only the end that was asked for says nothing of the API server's history.
+			f.agreed = errors.Is(err, io.EOF) && l.c.now().Sub(start) > timeout-time.Second
+			return true, err
 		}
 		if err := f.take(frame); err != nil {
-			return err
+			return true, err
 		}
 	}
 }
 
-// connected notes that the API server has taken the watch.
-func (f *feed) connected(sync bool) {
+// minWatchTimeout and twice that bound how long one watch of a feed lasts, so that
+// the API server looks again at what the user may see.
+const minWatchTimeout = 300 * time.Second
+
+// beginSync prepares the request for the whole state: by WatchList, or, where the
+// API server does not have it, by a list from whose resourceVersion the watch goes
+// on.
+func (f *feed) beginSync(ctx context.Context, q url.Values) (sync bool, rv string, err error) {
+	l := f.scope.log
+	l.c.metrics.syncs.WithLabelValues(f.syncReason()).Inc()
+	if _, old := l.c.noInitial.Load(l.name.gvr()); !old {
+		q.Set("sendInitialEvents", "true")
+		q.Set("resourceVersionMatch", string(metav1.ResourceVersionMatchNotOlderThan))
+		q.Set("resourceVersion", "")
+		return true, "", nil
+	}
+	if err := f.listAll(ctx); err != nil {
+		return false, "", err
+	}
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	q.Set("resourceVersion", f.scope.rv)
+	return false, "", nil
+}
+
+func (f *feed) syncReason() string {
+	l := f.scope.log
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	switch {
+	case f.reset:
+		return "reset"
+	case f.scope.complete:
+		return "expired"
+	}
+	return "new"
+}
+
+// beginResume prepares the request to go on where the state is. It returns how far
+// the API server's history goes, "" if that is not known.
+func (f *feed) beginResume(ctx context.Context, q url.Values, rv string) (now string, err error) {
+	c := f.scope.log.c
+	if !f.agreed {
+		if now, err = f.sameHistory(ctx, rv); err != nil {
+			return "", err
+		}
+	}
+	f.agreed = false
+	c.metrics.resumes.Inc()
+	q.Set("resourceVersion", rv)
+	return now, nil
+}
+
+// forgetHistory gives up the state, because the API server's history was reset.
+func (f *feed) forgetHistory(now string) {
+	l := f.scope.log
+	l.mu.Lock()
+	f.scope.expire()
+	f.reset = true
+	l.mu.Unlock()
+	l.c.historyReset(now)
+}
+
+// catchUpPatience is how long a feed that was resumed waits for what has happened
+// meanwhile, before its state is taken to be up to date. Bookmarks tell, but come
+// once a minute.
+const catchUpPatience = time.Second
+
+// connected notes that the API server has taken the watch, at a time when its
+// history went to now. What it returns is for the end of the connection.
+func (f *feed) connected(sync bool, now string) (done func()) {
 	l := f.scope.log
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	f.scope.fed = false // until it has caught up with what is past
-	if f.live = !sync; sync {
+	defer f.notify()
+	f.scope.fed, f.catchUp = false, now
+	f.connection++
+	connection := f.connection
+	if sync {
 		f.staging = newStaging()
 		f.staging.from = f.scope.rv
+		return func() {}
 	}
-	f.notify()
+	if now != "" && f.caughtUp() {
+		return func() {}
+	}
+	timer := time.AfterFunc(catchUpPatience, func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if f.connection == connection && f.hangUp != nil {
+			f.live = true
+			f.notify()
+		}
+	})
+	return func() { timer.Stop() }
+}
+
+// caughtUp notes whether the state has reached what was there when the feed was
+// resumed. The caller holds the log's lock.
+func (f *feed) caughtUp() bool {
+	if compareRV(f.scope.rv, f.catchUp) < 0 {
+		return false
+	}
+	if !f.live || !f.scope.fed {
+		f.live, f.scope.fed = true, true
+		f.notify()
+	}
+	return true
 }
 
 // do sends a request of the feed, and returns an answer of 200 in the scope's
@@ -96,12 +193,15 @@ func (f *feed) connected(sync bool) {
 func (f *feed) do(ctx context.Context, q url.Values) (*http.Response, error) {
 	l := f.scope.log
 	u := &url.URL{Scheme: "https", Host: "upstream", Path: resourcePath(l.name, f.scope.key.Namespace), RawQuery: q.Encode()}
-	ctx = request.WithUser(ctx, f.caller.user)
+	ctx = request.WithUser(ctx, f.user)
+	l.mu.Lock()
+	credential := f.credential()
+	l.mu.Unlock()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
 	if err != nil {
 		return nil, err
 	}
-	req.Header = f.caller.credential.Clone()
+	req.Header = credential.Clone()
 	req.Header.Set("Accept", f.scope.key.Accept(!q.Has("watch")))
 	req.Header.Set("User-Agent", "edgehub")
 	resp, err := l.c.cfg.Upstream.RoundTrip(req)
@@ -173,13 +273,17 @@ func (f *feed) take(frame codec.Frame) error {
 		}
 		return nil
 	}
-	if len(s.objects) > l.c.cfg.MaxObjects {
+	if len(s.objects) > l.c.cfg.MaxObjects || s.bytes > l.c.cfg.MaxScopeBytes {
 		return errTooLarge
 	}
 	if s.shape.Kind == "" {
 		s.setShape(shape)
 	}
+	if shape.Kind != s.shape.Kind || shape.APIVersion != s.shape.APIVersion {
+		return fmt.Errorf("watch frame of kind %s in a scope of %s: %w", shape.Kind, s.shape.Kind, errNotAnObject)
+	}
 	s.apply(frame.Type, o)
+	f.caughtUp()
 	return nil
 }
 
@@ -201,9 +305,12 @@ func (f *feed) bookmark(shape codec.Shape, bare []byte) error {
 	st := f.staging
 	switch {
 	case st == nil:
+		if compareRV(meta.ResourceVersion, s.rv) < 0 {
+			return nil // of an API server that is not up to date
+		}
 		// All up to here has come, and here is later than the connection.
-		s.fed = true
 		s.advance(meta.ResourceVersion)
+		f.caughtUp()
 		s.send(&event{kind: watch.Bookmark, rv: meta.ResourceVersion})
 		return nil
 	case end != "true":
@@ -222,8 +329,7 @@ func (f *feed) synced(st *staging, rv string) error {
 	if s.complete && compareRV(rv, st.from) < 0 {
 		// A consistent read that is older than what was read before: etcd has been
 		// restored, and nothing that is recorded holds any more.
-		s.expire()
-		return errHistoryReset
+		return &resetError{now: rv}
 	}
 	if err := s.replace(st.shape, rv, st.byKey); err != nil {
 		s.expire()
@@ -241,7 +347,7 @@ func (f *feed) synced(st *staging, rv string) error {
 		st.failed = true
 	}
 	st.notify()
-	f.staging, f.resync = nil, false
+	f.staging, f.resync, f.reset = nil, false, false
 	f.live, s.fed = true, true
 	f.notify()
 	return nil

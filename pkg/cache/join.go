@@ -17,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/apiserver/pkg/endpoints/request"
 
 	"github.com/edgehub/edgehub/pkg/codec"
 )
@@ -50,10 +51,17 @@ func (c *Cache) watch(req *http.Request, q query) (*http.Response, error) {
 			return nil, err
 		}
 	}
-	l := c.logOf(q.name)
+	g := c.guestOf(&q, "watch")
+	if g != nil && !c.shares.may(req.Context(), g) {
+		g = nil
+	}
 	for {
-		j := &join{c: c, l: l, q: &q, req: req, since: c.now()}
+		j := c.newJoin(req, &q, g)
 		resp, err := j.run()
+		if errors.Is(err, errNotShared) {
+			g = nil
+			continue
+		}
 		if tabular && apierrors.IsServiceUnavailable(err) {
 			if later := c.watchLater(req, &q); later != nil {
 				return later, nil
@@ -65,7 +73,10 @@ func (c *Cache) watch(req *http.Request, q query) (*http.Response, error) {
 	}
 }
 
-var errNotOffered = errors.New("no representation that the client accepts is offered")
+var (
+	errNotOffered = errors.New("no representation that the client accepts is offered")
+	errNotShared  = errors.New("the node has no feed for this")
+)
 
 // refuse says offline what the API server says of options that contradict each
 // other.
@@ -80,40 +91,70 @@ func (q *query) refuse() error {
 	return nil
 }
 
-// A join is a watch on its way to a feed.
+// A join is a watch, or a list, on its way to a feed.
 type join struct {
 	c     *Cache
 	l     *log
 	q     *query
+	guest *guest // nil: the user's own feed
+	as    caller // whose feed it is
+	floor string // what the user was shown, in its own log
 	req   *http.Request
 	since time.Time
 	feed  *feed
+	list  bool // only until the feed is live
+}
+
+// newJoin begins a join, to the node's feed for a guest.
+func (c *Cache) newJoin(req *http.Request, q *query, g *guest) *join {
+	j := &join{c: c, q: q, guest: g, as: q.caller, req: req, since: c.now()}
+	if g == nil {
+		j.l = c.logOf(q.name)
+		return j
+	}
+	if own := c.logIfKnown(q.name); own != nil {
+		own.mu.RLock()
+		j.floor = own.shownOf(q.key, nil)
+		own.mu.RUnlock()
+	}
+	j.as = c.node()
+	j.l = c.logOf(c.asNode(q).name)
+	return j
 }
 
 // run waits until the feed, the API server or nobody can serve the watch.
 func (j *join) run() (*http.Response, error) {
+	if err := j.aheadOfHistory(); err != nil {
+		return nil, err
+	}
 	j.l.mu.Lock()
 	s, err := j.scope()
-	if errors.Is(err, errNotOffered) || err == nil && s.feed == nil && j.l.avoids(s.key) && j.c.cfg.Upstream.Up() {
+	if err == nil && s.feed == nil && j.l.avoids(s.key) && j.c.cfg.Upstream.Up() {
+		err = errNotOffered
+	}
+	if errors.Is(err, errNotOffered) {
 		if s != nil && !s.complete {
 			j.l.drop(s)
 		}
 		j.l.mu.Unlock()
+		if j.guest != nil || j.list {
+			return nil, errNotShared
+		}
 		return j.c.pass(j.req)
 	}
 	if err != nil {
 		j.l.mu.Unlock()
-		return nil, err
+		return nil, j.unshared(err)
 	}
 	if s.feed == nil {
-		j.c.startFeed(j.req.Context(), s, j.q.caller)
+		j.c.startFeed(j.req.Context(), s, j.as)
 	}
 	if s.feed == nil {
 		j.l.mu.Unlock()
-		return nil, errNotRecorded(j.q)
+		return nil, j.unshared(errNotRecorded(j.q))
 	}
 	j.feed = s.feed
-	j.feed.users++
+	j.feed.hold(j.as)
 	for {
 		resp, wait, err := j.step(s)
 		if wait == 0 {
@@ -134,28 +175,79 @@ func (j *join) run() (*http.Response, error) {
 	}
 }
 
+// unshared lets a guest for whom the node has nothing try its own log.
+func (j *join) unshared(err error) error {
+	if j.guest != nil {
+		return errNotShared
+	}
+	return err
+}
+
+// aheadOfHistory refuses a watch that goes on from where the API server's history
+// has not been yet: it is of a history that was reset, and would be silent.
+func (j *join) aheadOfHistory() error {
+	rv := j.q.opts.ResourceVersion
+	if j.list || !j.q.resumes() || !j.c.cfg.Upstream.Up() {
+		return nil
+	}
+	j.l.mu.RLock()
+	_, s := j.l.following(j.q, true)
+	ahead := s != nil && s.complete && compareRV(rv, s.rv) > 0
+	j.l.mu.RUnlock()
+	if !ahead {
+		return nil
+	}
+	ctx := j.req.Context()
+	now, err := j.c.guard.now(ctx)
+	if err != nil || now == "" || compareRV(now, rv) >= 0 {
+		return nil //nolint:nilerr // it is not known to be so
+	}
+	now, err = j.c.consistentRV(request.WithUser(ctx, j.as.user), resourcePath(j.q.name, j.q.key.Namespace), j.q.key.query(), s.key.Representation, j.as.credential)
+	if err != nil || compareRV(now, rv) >= 0 {
+		return nil //nolint:nilerr // as above
+	}
+	return apierrors.NewResourceExpired("resourceVersion " + rv + " is of a history that was reset; it is at " + now)
+}
+
 // scope finds the scope to follow, or makes it. The caller holds the log's lock.
 func (j *join) scope() (*scope, error) {
-	reps := j.l.offered(j.q)
 	up := j.c.cfg.Upstream.Up()
-	if up && len(reps) > 0 {
-		reps = reps[:1] // what the API server would choose
-	}
-	key := j.q.key
-	for _, rep := range reps {
-		key.Representation = rep
-		if s := j.l.scopes[key]; s != nil && (up || s.complete) {
-			s.used = j.c.now()
-			return s, nil
-		}
-	}
-	if !up {
+	key, s := j.l.following(j.q, up)
+	switch {
+	case s != nil:
+		s.used = j.c.now()
+		return s, nil
+	case !up:
 		return nil, errNotRecorded(j.q)
-	}
-	if len(reps) == 0 {
+	case len(j.l.offered(j.q)) == 0:
 		return nil, errNotOffered
 	}
 	return j.l.newScope(key, false), nil
+}
+
+// following returns the scope whose feed tells all that a watch asks for: its own,
+// or a live one of more namespaces or names; nil if there is none. key is what its
+// own is called. Selectors have to be the same: who resumes on a wider one could
+// not be told what has left the narrower. The caller holds mu.
+func (l *log) following(q *query, up bool) (key Key, s *scope) {
+	reps := l.offered(q)
+	if up && len(reps) > 1 {
+		reps = reps[:1] // what the API server would choose
+	}
+	key = q.key
+	for _, rep := range reps {
+		key.Representation = rep
+		if s := l.scopes[key]; s != nil && (up || s.complete) {
+			return key, s
+		}
+		for _, s := range l.scopes {
+			if s.complete && s.key.covers(key) && s.key.LabelSelector == key.LabelSelector && s.key.FieldSelector == key.FieldSelector &&
+				(!up || s.feed != nil && s.feed.live) {
+				return key, s
+			}
+		}
+	}
+	return key, nil
 }
 
 // offered returns the representations that the client accepts and the API server
@@ -178,33 +270,39 @@ func (j *join) step(s *scope) (resp *http.Response, wait time.Duration, err erro
 		err = j.req.Context().Err()
 	case f.jsonOnly:
 		err = errJSONOnly
+	case f.refusal != nil && j.guest != nil:
+		j.c.shares.refuse(j.q.name.gvr())
+		err = errNotShared
 	case f.refusal != nil:
 		resp = f.refusal.response(j.c, j.req)
 	case f.over:
 		return j.pass()
-	case j.q.resumes():
+	case j.q.resumes() && !j.list:
 		return j.resume(s, up)
+	case up && j.c.cfg.StrictInitialList && j.q.initialEvents() && j.q.opts.ResourceVersion == "":
+		return j.pass()
 	case s.complete && (f.live || !up):
-		switch atLeast := j.q.opts.ResourceVersion; {
+		atLeast := j.q.opts.ResourceVersion
+		switch {
 		case !up && validRV(atLeast) && compareRV(atLeast, s.rv) > 0:
-			f.release()
-			return nil, 0, errTooNew(atLeast, s.rv)
-		case !up || !j.l.behind(s, j.q.opts.ResourceVersion):
+			err = errTooNew(atLeast, s.rv)
+		case !up || !j.behind(s):
 			return j.attach(s, up), 0, nil
 		case waited < freshPatience:
 			return nil, freshPatience - waited, nil
+		default:
+			return j.pass()
 		}
-		return j.pass()
 	case !up:
-		err = errNotRecorded(j.q)
-	case !s.complete && f.staging != nil && f.staging.shape.Kind != "":
+		err = j.unshared(errNotRecorded(j.q))
+	case !j.list && !s.complete && f.staging != nil && f.staging.shape.Kind != "":
 		return j.attach(s, up), 0, nil
 	case waited < joinPatience:
 		return nil, joinPatience - waited, nil
 	default:
 		return j.pass()
 	}
-	f.release()
+	f.release(j.as)
 	return resp, 0, err
 }
 
@@ -217,49 +315,110 @@ func (j *join) resume(s *scope, up bool) (*http.Response, time.Duration, error) 
 	case up:
 		return j.pass()
 	case s.complete:
-		j.feed.release()
+		j.feed.release(j.as)
 		return nil, 0, apierrors.NewResourceExpired("too old resource version: " + rv + " (" + s.reach + ")")
 	}
-	j.feed.release()
-	return nil, 0, errNotRecorded(j.q)
+	j.feed.release(j.as)
+	return nil, 0, j.unshared(errNotRecorded(j.q))
 }
 
-// behind reports whether a scope's state is older than what the user was shown of
-// it in any list, get or answer to a write, or than what a request asks for at
-// least. The caller holds the log's lock.
-func (l *log) behind(s *scope, atLeast string) bool {
-	if validRV(atLeast) && compareRV(s.rv, atLeast) < 0 {
-		return true
+// behind reports whether a scope's state is older than what the user was shown, or
+// than what the request asks for at least. The caller holds the log's lock.
+func (j *join) behind(s *scope) bool {
+	atLeast := maxRV(j.q.atLeast(), j.floor)
+	if j.guest == nil {
+		return j.l.behind(s, j.q.key, atLeast)
 	}
-	for key, rv := range l.shown {
-		if compareRV(s.rv, rv) < 0 && key.overlaps(s.key) {
-			return true
+	return compareRV(s.rv, maxRV(atLeast, j.l.toldTo(j.guest.identity, j.q.key, s))) < 0
+}
+
+// atLeast is the resourceVersion that a request asks for, "" if there is none.
+func (q *query) atLeast() string {
+	if rv := q.opts.ResourceVersion; rv != "0" && validRV(rv) {
+		return rv
+	}
+	return ""
+}
+
+// behind reports whether a scope is older than atLeast, or than what the user was
+// shown of key in any list, watch, get or answer to a write. The caller holds mu.
+func (l *log) behind(s *scope, key Key, atLeast string) bool {
+	return compareRV(s.rv, maxRV(atLeast, l.shownOf(key, s))) < 0
+}
+
+// shownOf returns the highest resourceVersion that the user was shown of what key
+// asks for, by others than one scope. The caller holds mu.
+func (l *log) shownOf(key Key, but *scope) string {
+	rv := ""
+	for k, shown := range l.shown {
+		if k.overlaps(key) {
+			rv = maxRV(rv, shown)
 		}
 	}
 	for _, single := range l.single {
 		for _, o := range single.objects {
-			if compareRV(s.rv, o.rv) < 0 && s.key.overlaps(Key{Namespace: o.namespace(), Name: o.name()}) {
-				return true
+			if key.names(o.key) {
+				rv = maxRV(rv, o.rv)
 			}
 		}
 	}
-	return false
+	for _, s := range l.scopes {
+		if s != but && s.key.overlaps(key) {
+			rv = maxRV(rv, s.told)
+		}
+	}
+	return rv
+}
+
+// toldTo is shownOf for a guest whose watches other scopes of the log serve. The
+// caller holds mu.
+func (l *log) toldTo(identity string, key Key, but *scope) string {
+	rv := ""
+	for _, s := range l.scopes {
+		if s == but || !s.key.overlaps(key) || compareRV(s.told, rv) <= 0 {
+			continue
+		}
+		for w := range s.watchers {
+			if w.guest != nil && w.guest.identity == identity {
+				rv = maxRV(rv, s.told)
+			}
+		}
+	}
+	return rv
 }
 
 // attach answers with a watcher.
 func (j *join) attach(s *scope, up bool) *http.Response {
+	if j.list {
+		j.feed.release(j.as)
+		return nil
+	}
+	from := "own"
+	switch {
+	case j.guest != nil:
+		from = "shared"
+	case j.q.key.wider(s.key):
+		from = "wider"
+	}
+	j.c.metrics.joins.WithLabelValues(from).Inc()
 	source := sourceFeed
 	if !up {
 		source = sourceReplay
 	}
 	resp := j.c.newResponse(j.req, s.key.WatchContentType(), source)
-	resp.Body = newWatcher(j.req, s, j.q)
+	w := newWatcher(j.req, s, j.q, j.as)
+	w.guest = j.guest
+	resp.Body = w
 	return resp
 }
 
 // pass sends the watch upstream. The feed counts it as a user all the same: it
 // records what this client will ask for next.
 func (j *join) pass() (*http.Response, time.Duration, error) {
+	if j.list {
+		j.feed.release(j.as)
+		return nil, 0, errNotShared
+	}
 	j.l.mu.Unlock()
 	resp, err := j.c.pass(j.req)
 	if err == nil {
@@ -267,15 +426,85 @@ func (j *join) pass() (*http.Response, time.Duration, error) {
 	}
 	j.l.mu.Lock()
 	if err != nil || resp.StatusCode != http.StatusOK {
-		j.feed.release()
+		j.feed.release(j.as)
 		return resp, 0, err
 	}
 	resp.Body = &holding{ReadCloser: resp.Body, release: func() {
 		j.l.mu.Lock()
 		defer j.l.mu.Unlock()
-		j.feed.release()
+		j.feed.release(j.as)
 	}}
 	return resp, 0, nil
+}
+
+// listShared answers a list for which any state will do, or one that is not older
+// than what it says, from the node's feed of a shared resource. The feed is opened
+// if there is none: who lists like that is about to watch. nil where that cannot be.
+func (c *Cache) listShared(req *http.Request, q *query) *http.Response {
+	if !q.fromFeed() || !c.cfg.Upstream.Up() || !slices.Contains(c.cfg.Shared, q.name.gvr().GroupResource()) {
+		return nil
+	}
+	g := c.guestOf(q, "list")
+	if g == nil && len(q.credential) > 0 || g != nil && !c.shares.may(req.Context(), g) {
+		return nil
+	}
+	j := c.newJoin(req, q, g)
+	j.list = true
+	if _, err := j.run(); err != nil {
+		return nil // the API server has it
+	}
+	shared := c.asNode(q)
+	if rv := maxRV(q.atLeast(), j.floor); rv != "" {
+		shared.opts.ResourceVersion, shared.opts.ResourceVersionMatch, shared.opts.Limit = rv, metav1.ResourceVersionMatchNotOlderThan, 0
+	}
+	return c.listFromFeed(req, shared)
+}
+
+// fromFeed reports whether a list may be answered from a feed: one that takes any
+// state, or any from some resourceVersion on.
+func (q *query) fromFeed() bool {
+	o := &q.opts
+	any := o.ResourceVersion == "0" && (o.ResourceVersionMatch == "" || o.ResourceVersionMatch == metav1.ResourceVersionMatchNotOlderThan)
+	atLeast := validRV(o.ResourceVersion) && o.ResourceVersionMatch == metav1.ResourceVersionMatchNotOlderThan && o.Limit == 0
+	return !q.opaque && o.Continue == "" && (any || atLeast)
+}
+
+// replay answers while the link is down: from the user's own log, or, where it may,
+// from what the node has; from the newer of the two first.
+func (c *Cache) replay(req *http.Request, q *query, verb string, from func(*http.Request, *query) (*http.Response, error)) (*http.Response, error) {
+	g := c.guestOf(q, verb)
+	if g == nil || !c.shares.may(req.Context(), g) {
+		return from(req, q)
+	}
+	first, second := c.asNode(q), q
+	if compareRV(c.recordedAt(second), c.recordedAt(first)) > 0 {
+		first, second = second, first
+	}
+	resp, err := from(req, first)
+	if err != nil && apierrors.IsServiceUnavailable(err) {
+		return from(req, second)
+	}
+	return resp, err
+}
+
+// recordedAt is the resourceVersion of the newest state that could answer.
+func (c *Cache) recordedAt(q *query) (rv string) {
+	l := c.logIfKnown(q.name)
+	if l == nil {
+		return ""
+	}
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	for _, rep := range q.representations() {
+		key := q.key
+		key.Representation = rep
+		for _, s := range l.scopes {
+			if s.complete && s.key.covers(key) {
+				rv = maxRV(rv, s.rv)
+			}
+		}
+	}
+	return rv
 }
 
 // holding is a body with something to do at its end.

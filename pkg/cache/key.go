@@ -57,6 +57,16 @@ func (k Key) overlaps(n Key) bool {
 		(k.Name == "" || n.Name == "" || k.Name == n.Name)
 }
 
+// names reports whether an object of a key is in the namespace and has the name
+// that k asks for.
+func (k Key) names(objectKey string) bool {
+	ns, name, _ := strings.Cut(objectKey, "/")
+	return (k.Namespace == "" || k.Namespace == ns) && (k.Name == "" || k.Name == name)
+}
+
+// wider reports whether k asks for less than a scope of w holds.
+func (k Key) wider(w Key) bool { return k.Namespace != w.Namespace || k.Name != w.Name }
+
 // query returns the URL query that asks an API server for the key.
 func (k Key) query() url.Values {
 	q := url.Values{}
@@ -156,6 +166,20 @@ type caller struct {
 	user       user.Info
 	identity   string
 	credential http.Header // Authorization and Impersonate-*; empty for the node
+}
+
+// credentialKey tells credentials apart; "" is the node's.
+func (c caller) credentialKey() string {
+	if len(c.credential) == 0 {
+		return ""
+	}
+	var b strings.Builder
+	for _, k := range sortedKeys(c.credential) {
+		for _, v := range c.credential[k] {
+			fmt.Fprintf(&b, "%s: %s\n", k, v)
+		}
+	}
+	return b.String()
 }
 
 func callerOf(req *http.Request) (caller, error) {

@@ -26,6 +26,9 @@ const listBytes = 64 << 10
 // list answers a list: from a live feed where resourceVersion=0 or NotOlderThan
 // allows that, else from upstream, and when that is away, from the scopes.
 func (c *Cache) list(req *http.Request, q query) (*http.Response, error) {
+	if resp := c.listShared(req, &q); resp != nil {
+		return resp, nil
+	}
 	if resp := c.listFromFeed(req, &q); resp != nil {
 		return resp, nil
 	}
@@ -38,7 +41,7 @@ func (c *Cache) list(req *http.Request, q query) (*http.Response, error) {
 		case !c.unavailable(err) || q.unanswerable:
 			return nil, err
 		}
-		return c.replayList(req, &q)
+		return c.replay(req, &q, "list", c.replayList)
 	}
 	resp, err := c.pass(req)
 	switch {
@@ -46,7 +49,7 @@ func (c *Cache) list(req *http.Request, q query) (*http.Response, error) {
 		c.recordList(resp, &q)
 		return resp, nil
 	case c.unavailable(err):
-		return c.replayList(req, &q)
+		return c.replay(req, &q, "list", c.replayList)
 	}
 	return nil, err
 }
@@ -54,10 +57,7 @@ func (c *Cache) list(req *http.Request, q query) (*http.Response, error) {
 // listFromFeed answers from a feed that is live and not behind what the user has
 // seen; nil where that cannot be.
 func (c *Cache) listFromFeed(req *http.Request, q *query) *http.Response {
-	o := &q.opts
-	any := o.ResourceVersion == "0" && (o.ResourceVersionMatch == "" || o.ResourceVersionMatch == metav1.ResourceVersionMatchNotOlderThan)
-	atLeast := validRV(o.ResourceVersion) && o.ResourceVersionMatch == metav1.ResourceVersionMatchNotOlderThan && o.Limit == 0
-	if q.opaque || o.Continue != "" || !any && !atLeast || !c.cfg.Upstream.Up() {
+	if !q.fromFeed() || !c.cfg.Upstream.Up() {
 		return nil
 	}
 	l := c.logIfKnown(q.name)
@@ -73,7 +73,7 @@ func (c *Cache) listFromFeed(req *http.Request, q *query) *http.Response {
 	key := q.key
 	key.Representation = reps[0]
 	s := l.scopes[key]
-	if s == nil || s.feed == nil || !s.feed.live || !s.complete || l.behind(s, o.ResourceVersion) {
+	if s == nil || s.feed == nil || !s.feed.live || !s.complete || l.behind(s, key, q.atLeast()) {
 		return nil
 	}
 	resp, err := c.serveList(req, s, key, sourceFeed)
@@ -311,7 +311,7 @@ func (c *Cache) get(req *http.Request, q query) (*http.Response, error) {
 		case !c.unavailable(err) || q.unanswerable:
 			return nil, err
 		}
-		return c.replayGet(req, &q)
+		return c.replay(req, &q, "get", c.replayGet)
 	}
 	resp, err := c.pass(req)
 	switch {
@@ -319,7 +319,7 @@ func (c *Cache) get(req *http.Request, q query) (*http.Response, error) {
 		c.recordGet(resp, &q)
 		return resp, nil
 	case c.unavailable(err):
-		return c.replayGet(req, &q)
+		return c.replay(req, &q, "get", c.replayGet)
 	}
 	return nil, err
 }

@@ -285,7 +285,7 @@ func (l *log) size() (total, live int64) {
 			live += entryOverhead + int64(o.ref.Length) + int64(len(o.key))
 		}
 		for _, o := range s.tombs {
-			live += entryOverhead + int64(o.ref.Length) + int64(len(o.key))
+			live += entryOverhead + int64(o.size) + int64(len(o.key))
 		}
 	}
 	for _, r := range l.responses {
@@ -358,7 +358,7 @@ func (r *replay) entry(e journal.Entry, ref journal.Ref) error {
 	if err != nil {
 		return err
 	}
-	o.ref = ref
+	o.ref, o.size = ref, int32(ref.Length)
 	switch e.Kind {
 	case entryPut:
 		s.objects[o.key] = o
@@ -417,6 +417,9 @@ func (r *replay) finish(logger klog.Logger) {
 			}
 			r.l.dropped = append(r.l.dropped, journal.Entry{Scope: id, Kind: entryDrop})
 			continue
+		}
+		for _, o := range s.objects {
+			s.bytes += int64(o.size)
 		}
 		if n := len(s.tombs) - maxTombstones; n > 0 {
 			s.reach = s.tombs[n-1].rv

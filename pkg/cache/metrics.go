@@ -19,6 +19,10 @@ type metrics struct {
 	journalFailures prometheus.Counter
 	rewrites        prometheus.Counter
 	overruns        prometheus.Counter
+	historyResets   prometheus.Counter
+	syncs           *prometheus.CounterVec
+	resumes         prometheus.Counter
+	joins           *prometheus.CounterVec
 	journalOK       *flag
 }
 
@@ -51,6 +55,10 @@ func newMetrics(r prometheus.Registerer, c *Cache) *metrics {
 		journalFailures: counter("journal_failures_total", "Failed writes and reads of the journal."),
 		rewrites:        counter("journal_rewrites_total", "Compactions of a log of the journal."),
 		overruns:        counter("watcher_overruns_total", "Watchers ended because they were too far behind."),
+		historyResets:   counter("history_resets_total", "Times that the API server's history was found to have been set back."),
+		syncs:           vec("feed_syncs_total", "Whole states that feeds asked for: new, after their resourceVersion had expired, or after a reset of the history.", "reason"),
+		resumes:         counter("feed_resumes_total", "Watches that feeds went on with where they had been."),
+		joins:           vec("joins_total", "Watches that joined a feed: the user's own, the node's shared one, or a wider one of the user.", "scope"),
 		journalOK:       &flag{},
 	}
 	m.journalOK.Set(1)

@@ -34,7 +34,8 @@ func TestListOvertakesStaging(t *testing.T) {
 	l := h.logOf(q.name)
 	l.mu.Lock()
 	s := l.newScope(q.key, false)
-	s.feed = &feed{scope: s, caller: q.caller, cancel: func() {}, staging: newStaging(), changed: make(chan struct{}), users: 1}
+	s.feed = &feed{scope: s, user: q.user, cancel: func() {}, staging: newStaging(), changed: make(chan struct{}), holders: map[string]*holder{}}
+	s.feed.hold(q.caller)
 	st := s.feed.staging
 	o, _, err := newObject(q.key.Representation, []byte(`{"metadata":{"name":"gone","namespace":"a","resourceVersion":"101"}}`))
 	if err == nil {
@@ -43,7 +44,7 @@ func TestListOvertakesStaging(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := newWatcher(req, s, &q)
+	w := newWatcher(req, s, &q, q.caller)
 	// a/gone is deleted at 103; the list at 104 is through before the sync at 102.
 	if err := s.replace(shape, "104", map[string]*object{}); err != nil {
 		t.Fatal(err)

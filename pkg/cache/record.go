@@ -280,6 +280,9 @@ func (c *Cache) revoke(resp *http.Response, q *query) {
 	default:
 		return
 	}
+	if resp.StatusCode != http.StatusNotFound {
+		c.shares.forget(q.caller, q.name.gvr())
+	}
 	l := c.logIfKnown(q.name)
 	if l == nil {
 		return

@@ -4,6 +4,7 @@
 package cache
 
 import (
+	"iter"
 	"slices"
 	"strings"
 	"time"
@@ -20,16 +21,26 @@ const maxTombstones = 512
 
 // An object is one version of one object, or its tombstone. It is never changed
 // once it is in a scope, but for where its bytes are: a new version is a new
-// object. ref and bare are guarded by the log's lock.
+// object. ref, bare and of are guarded by the log's lock.
 type object struct {
 	key        string // namespace + "/" + name: the API server's order
 	rv         string // a tombstone's: of the deletion
 	added      string // resourceVersion at which the scope first held the name
 	generation int64
+	size       int32 // bytes
 	deleted    bool
 
 	bare []byte      // until it is on disk
 	ref  journal.Ref // once it is
+	of   *object     // whose bytes a tombstone's are, until they are on disk once more
+}
+
+// place is where the bytes are. The caller holds the log's lock.
+func (o *object) place() ([]byte, journal.Ref) {
+	if o.of != nil {
+		return o.of.bare, o.of.ref
+	}
+	return o.bare, o.ref
 }
 
 func objectKey(namespace, name string) string { return namespace + "/" + name }
@@ -46,7 +57,7 @@ func newObject(rep codec.Representation, bare []byte) (*object, codec.Meta, erro
 	if m.Name == "" || !validRV(m.ResourceVersion) {
 		return nil, m, errNotAnObject
 	}
-	o := &object{key: objectKey(m.Namespace, m.Name), rv: m.ResourceVersion, generation: m.Generation, bare: bare}
+	o := &object{key: objectKey(m.Namespace, m.Name), rv: m.ResourceVersion, generation: m.Generation, size: int32(len(bare)), bare: bare}
 	o.added = o.rv
 	return o, m, nil
 }
@@ -63,6 +74,7 @@ type scope struct {
 
 	shape    codec.Shape
 	objects  map[string]*object
+	bytes    int64     // of objects
 	tombs    []*object // in resourceVersion order
 	rv       string    // at which the state is complete
 	reach    string    // resuming is possible from here on
@@ -76,6 +88,7 @@ type scope struct {
 
 	feed     *feed
 	watchers map[*watcher]struct{}
+	told     string // resourceVersion of the last change that a watcher was told
 
 	dirty      map[string]*object // changed since the last flush
 	dirtyTombs []*object
@@ -88,7 +101,15 @@ type scope struct {
 type event struct {
 	kind watch.EventType // ADDED, MODIFIED, DELETED, BOOKMARK
 	rv   string
-	bare []byte
+	// object is what it is about; nil for a BOOKMARK. bare are its bytes, nil if they
+	// are on disk.
+	object *object
+	bare   []byte
+}
+
+func newEvent(kind watch.EventType, o *object) *event {
+	bare, _ := o.place()
+	return &event{kind: kind, rv: o.rv, object: o, bare: bare}
 }
 
 // apply takes one event of the feed into the state and hands it on. Events at or
@@ -103,7 +124,7 @@ func (s *scope) apply(kind watch.EventType, o *object) {
 		kind = s.put(o)
 	}
 	s.advance(o.rv)
-	s.send(&event{kind: kind, rv: o.rv, bare: o.bare})
+	s.send(newEvent(kind, o))
 }
 
 // put makes o the version of its name and returns how a watcher sees that.
@@ -112,7 +133,9 @@ func (s *scope) put(o *object) watch.EventType {
 	if old := s.objects[o.key]; old != nil {
 		kind, o.added = watch.Modified, old.added
 		urgent = o.generation != old.generation || o.generation == 0 && !s.log.name.heartbeats()
+		s.bytes -= int64(old.size)
 	}
+	s.bytes += int64(o.size)
 	s.objects[o.key] = o
 	s.dirty[o.key] = o
 	s.log.touch(urgent)
@@ -123,6 +146,9 @@ func (s *scope) put(o *object) watch.EventType {
 // deletion's resourceVersion.
 func (s *scope) bury(o *object) {
 	o.deleted = true
+	if old := s.objects[o.key]; old != nil {
+		s.bytes -= int64(old.size)
+	}
 	delete(s.objects, o.key)
 	delete(s.dirty, o.key)
 	s.tombs = append(s.tombs, o)
@@ -143,7 +169,29 @@ func (s *scope) advance(rv string) {
 	}
 }
 
+// everyWatcher are the watchers of the state and of a sync that is under way.
+func (s *scope) everyWatcher() iter.Seq[*watcher] {
+	return func(yield func(*watcher) bool) {
+		for w := range s.watchers {
+			if !yield(w) {
+				return
+			}
+		}
+		if s.feed == nil || s.feed.staging == nil {
+			return
+		}
+		for w := range s.feed.staging.watchers {
+			if !yield(w) {
+				return
+			}
+		}
+	}
+}
+
 func (s *scope) send(e *event) {
+	if e.kind != watch.Bookmark && len(s.watchers) > 0 {
+		s.told = e.rv
+	}
 	for w := range s.watchers {
 		w.offer(e)
 	}
@@ -181,11 +229,9 @@ func (s *scope) replace(shape codec.Shape, rv string, listed map[string]*object)
 	slices.SortFunc(changed, func(a, b *object) int { return compareRV(a.rv, b.rv) })
 	for _, o := range changed {
 		kind := s.put(o)
-		s.send(&event{kind: kind, rv: o.rv, bare: o.bare})
+		s.send(newEvent(kind, o))
 	}
-	if err := s.buryMissing(rv, listed); err != nil {
-		return err
-	}
+	s.buryMissing(rv, listed)
 	s.complete = true
 	s.rv = rv
 	s.dirtyState = true
@@ -232,7 +278,7 @@ func (s *scope) setShape(shape codec.Shape) {
 
 // buryMissing deletes what the list at rv did not hold. Their DELETED carries the
 // list's resourceVersion, because a reflector resumes from it.
-func (s *scope) buryMissing(rv string, listed map[string]*object) error {
+func (s *scope) buryMissing(rv string, listed map[string]*object) {
 	var gone []*object
 	for key, o := range s.objects {
 		if listed[key] == nil {
@@ -241,17 +287,11 @@ func (s *scope) buryMissing(rv string, listed map[string]*object) error {
 	}
 	slices.SortFunc(gone, func(a, b *object) int { return strings.Compare(a.key, b.key) })
 	for _, old := range gone {
-		bare, err := s.readOne(old)
-		if err != nil {
-			return err
-		}
-		if bare, err = codec.SetResourceVersion(s.key.Representation, bare, rv); err != nil {
-			return err
-		}
-		s.bury(&object{key: old.key, rv: rv, added: old.added, generation: old.generation, bare: bare})
-		s.send(&event{kind: watch.Deleted, rv: rv, bare: bare})
+		// The bytes stay where they are; who reads them puts the resourceVersion in.
+		o := &object{key: old.key, rv: rv, added: old.added, generation: old.generation, size: old.size, of: old}
+		s.bury(o)
+		s.send(newEvent(watch.Deleted, o))
 	}
-	return nil
 }
 
 // reset forgets the state, in memory and with the next flush on disk.
@@ -259,6 +299,7 @@ func (s *scope) reset() {
 	s.objects = map[string]*object{}
 	s.dirty = map[string]*object{}
 	s.tombs, s.dirtyTombs = nil, nil
+	s.bytes, s.told = 0, ""
 	s.rv, s.reach, s.gaps = "", "", nil
 	s.complete, s.fed = false, false
 	s.clearDisk = s.onDisk
@@ -277,6 +318,7 @@ type windowItem struct {
 	bare []byte
 	ref  journal.Ref
 	key  string
+	rv   string // of a deletion
 }
 
 // initial returns the whole state as ADDED, in key order.
@@ -287,6 +329,11 @@ func (s *scope) initial() window {
 	}
 	slices.SortFunc(w.items, func(a, b windowItem) int { return strings.Compare(a.key, b.key) })
 	return w
+}
+
+// narrowKeys leaves in the window what has the namespace and name of key.
+func (w *window) narrowKeys(key Key) {
+	w.items = slices.DeleteFunc(w.items, func(i windowItem) bool { return !key.names(i.key) })
 }
 
 // since returns what happened after rv, in resourceVersion order: the objects
@@ -315,25 +362,57 @@ func (s *scope) since(rv string) window {
 	slices.SortStableFunc(newer, func(a, b *object) int { return compareRV(a.rv, b.rv) })
 	w := window{view: s.log.view(), items: make([]windowItem, 0, len(newer))}
 	for _, o := range newer {
-		kind := watch.Modified
+		bare, ref := o.place()
+		i := windowItem{kind: watch.Modified, bare: bare, ref: ref, key: o.key}
 		switch {
 		case o.deleted:
-			kind = watch.Deleted
+			i.kind, i.rv = watch.Deleted, o.rv
 		case compareRV(o.added, rv) > 0:
-			kind = watch.Added
+			i.kind = watch.Added
 		}
-		w.items = append(w.items, windowItem{kind: kind, bare: o.bare, ref: o.ref, key: o.key})
+		w.items = append(w.items, i)
 	}
 	return w
 }
 
 // readItem returns the bytes of an item of a window; dst is reused for those on
 // disk.
-func (s *scope) readItem(w *window, i windowItem, dst []byte) ([]byte, error) {
-	if i.bare != nil {
-		return i.bare, nil
+func (s *scope) readItem(w *window, i windowItem, dst []byte) (bare []byte, err error) {
+	if bare = i.bare; bare == nil {
+		if bare, err = s.openObject(w.view, i.key, i.ref, dst); err != nil {
+			return nil, err
+		}
 	}
-	return s.openObject(w.view, i.key, i.ref, dst)
+	if i.kind == watch.Deleted {
+		return codec.SetResourceVersion(s.key.Representation, bare, i.rv)
+	}
+	return bare, nil
+}
+
+// read returns the bytes of an object. Nothing is read from disk under the log's
+// lock.
+func (s *scope) read(o *object) (bare []byte, err error) {
+	l := s.log
+	l.mu.RLock()
+	bare, ref := o.place()
+	var v *pinnedView
+	if bare == nil {
+		v = l.view()
+	}
+	l.mu.RUnlock()
+	if bare == nil {
+		if v == nil {
+			return nil, errNoJournal
+		}
+		defer v.Close()
+		if bare, err = s.openObject(v, o.key, ref, nil); err != nil {
+			return nil, err
+		}
+	}
+	if o.deleted {
+		return codec.SetResourceVersion(s.key.Representation, bare, o.rv)
+	}
+	return bare, nil
 }
 
 func (w *window) close() {

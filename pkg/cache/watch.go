@@ -17,11 +17,10 @@ import (
 )
 
 const (
-	// watcherQueue is how many events a watcher may be behind. One that is
-	// further behind is ended; it resumes from the window.
-	watcherQueue = 1000
 	// watchBytes is about how much a watcher prepares at a time.
 	watchBytes = 16 << 10
+	// idleBytes is how much buffer a watcher keeps while nothing happens.
+	idleBytes = 1 << 10
 	// defaultWatchTimeout is the API server's: between this and twice this.
 	defaultWatchTimeout = 30 * time.Minute
 )
@@ -29,34 +28,39 @@ const (
 // A watcher is one client's watch. It is the body of the response: Read pulls the
 // window first, then the events. Only feed.go and the reading goroutine touch it.
 type watcher struct {
-	scope *scope
-	feed  *feed
-	shape codec.Shape
-	ctx   context.Context
+	scope  *scope
+	feed   *feed
+	key    Key    // what is asked for: the scope's, or a narrower namespace or name
+	holder caller // for whom it holds the feed
+	guest  *guest // whom it is for, if the feed is another's
+	shape  codec.Shape
+	ctx    context.Context
 
 	window  window
 	next    int      // of window.items, or of staging.list
 	staging *staging // while the feed's first sync is under way
-	queue   chan *event
-	cursor  string // the client has everything up to here
+	queue   queue
+	cursor  string // the client has everything up to here; guarded by the log's lock
 	since   string // where the client resumed
 
 	initial   bool // a bookmark is to end the initial events
 	bookmarks bool
 
-	last    []byte // a final frame, guarded by the log's lock
-	overrun bool   // guarded by the log's lock
+	pending []*event // taken from the queue
+	last    []byte   // final frame, once the queue has ended
 	timeout *time.Timer
 	buf     []byte
 	scratch []byte
+	over    bool // nothing follows pending and last
 	ended   bool
 	closed  bool
 }
 
-// newWatcher attaches a watcher to a scope. The caller holds the log's lock.
-func newWatcher(req *http.Request, s *scope, q *query) *watcher {
+// newWatcher attaches a watcher to a scope that the feed's holder has opened. The
+// caller holds the log's lock.
+func newWatcher(req *http.Request, s *scope, q *query, holder caller) *watcher {
 	w := &watcher{
-		scope: s, feed: s.feed, shape: s.shape, ctx: req.Context(), queue: make(chan *event, watcherQueue),
+		scope: s, feed: s.feed, key: q.key, holder: holder, shape: s.shape, ctx: req.Context(), queue: newQueue(),
 		initial: !q.resumes(), bookmarks: q.opts.AllowWatchBookmarks,
 		timeout: time.NewTimer(watchTimeout(q)),
 	}
@@ -76,6 +80,10 @@ func newWatcher(req *http.Request, s *scope, q *query) *watcher {
 	if compareRV(s.rv, w.cursor) > 0 {
 		w.cursor = s.rv
 	}
+	w.key.Representation = s.key.Representation
+	if w.key != s.key {
+		w.window.narrowKeys(w.key)
+	}
 	return w
 }
 
@@ -89,27 +97,17 @@ func watchTimeout(q *query) time.Duration {
 // offer hands an event to the watcher without ever waiting for it. The caller
 // holds the log's lock.
 func (w *watcher) offer(e *event) {
-	if w.overrun || compareRV(e.rv, w.cursor) <= 0 || e.kind == watch.Bookmark && !w.bookmarks {
+	if compareRV(e.rv, w.cursor) <= 0 || e.object == nil && !w.bookmarks || e.object != nil && !w.key.names(e.object.key) {
 		return
 	}
-	select {
-	case w.queue <- e:
-	default:
-		w.overrun = true
+	if w.queue.put(e) {
 		w.scope.log.c.metrics.overruns.Inc()
-		close(w.queue)
 	}
 }
 
 // finish ends the watcher after what it has been offered, with a last frame if
-// there is one. The caller holds the log's lock.
-func (w *watcher) finish(last []byte) {
-	if !w.overrun {
-		w.overrun = true
-		w.last = last
-		close(w.queue)
-	}
-}
+// there is one.
+func (w *watcher) finish(last []byte) { w.queue.end(last) }
 
 // Read gives the client its next frames. It waits for the feed, the watch's
 // time-out or the end of the request.
@@ -122,8 +120,15 @@ func (w *watcher) Read(p []byte) (int, error) {
 		w.scratch = w.buf
 	}
 	n := copy(p, w.buf)
-	w.buf = w.buf[n:]
+	if w.buf = w.buf[n:]; len(w.buf) == 0 && cap(w.scratch) > idleBytes && w.quiet() {
+		w.scratch, w.buf = nil, nil
+	}
 	return n, nil
+}
+
+// quiet reports whether there is nothing to say at the moment.
+func (w *watcher) quiet() bool {
+	return w.staging == nil && len(w.pending) == 0 && w.next >= len(w.window.items) && len(w.queue.wake) == 0
 }
 
 // fill prepares at least one frame.
@@ -188,26 +193,31 @@ func (w *watcher) fillStaged() error {
 	l.mu.RLock()
 	st := w.staging
 	changed := st.changed
-	for w.next < len(st.list) && len(w.buf) < watchBytes {
-		e := st.list[w.next]
-		bare, err := w.scope.readOne(e.object)
+	end := w.next
+	for size := 0; end < len(st.list) && size < watchBytes; end++ {
+		size += int(st.list[end].object.size)
+	}
+	batch := st.list[w.next:end]
+	all, done, failed := end == len(st.list), st.done, st.failed
+	w.shape = st.shape
+	l.mu.RUnlock()
+	for _, e := range batch {
+		if w.next++; !w.key.names(e.object.key) {
+			continue
+		}
+		bare, err := w.scope.read(e.object)
 		if err != nil {
-			l.mu.RUnlock()
 			w.scope.damagedRead()
 			return err
 		}
-		w.buf = st.shape.AppendFrame(w.buf, e.kind, bare)
-		w.next++
+		w.buf = w.shape.AppendFrame(w.buf, e.kind, bare)
 	}
-	all, done, failed := w.next == len(st.list), st.done, st.failed
-	w.shape = st.shape
-	l.mu.RUnlock()
 	switch {
-	case len(w.buf) > 0 && !(all && done):
-		return nil
 	case all && done:
 		w.staging = nil
 		w.endWindow(st.rv)
+		return nil
+	case len(batch) > 0:
 		return nil
 	case failed:
 		w.ended = true // the client asks again
@@ -234,37 +244,42 @@ func (w *watcher) fillLive() error {
 		w.endWindow(w.cursor) // there was nothing to begin with
 		return nil
 	}
-	select {
-	case e, ok := <-w.queue:
-		w.append(e, ok)
-	case <-w.timeout.C:
-		w.ended = true
-	case <-w.ctx.Done():
-		return w.ctx.Err()
-	}
-	for len(w.buf) < watchBytes && !w.ended {
-		select {
-		case e, ok := <-w.queue:
-			w.append(e, ok)
-		default:
-			return nil
+	if len(w.pending) == 0 && !w.over {
+		if w.pending, w.last, w.over = w.queue.take(); len(w.pending) == 0 && !w.over {
+			return w.wait(w.queue.wake)
 		}
+	}
+	for len(w.pending) > 0 && len(w.buf) < watchBytes {
+		e := w.pending[0]
+		w.pending[0], w.pending = nil, w.pending[1:]
+		if err := w.append(e); err != nil {
+			return err
+		}
+	}
+	if len(w.pending) > 0 {
+		return nil
+	}
+	if w.pending = nil; w.over {
+		w.buf = append(w.buf, w.last...)
+		w.ended = true
 	}
 	return nil
 }
 
-func (w *watcher) append(e *event, ok bool) {
-	switch {
-	case !ok:
-		w.scope.log.mu.RLock()
-		w.buf = append(w.buf, w.last...)
-		w.scope.log.mu.RUnlock()
-		w.ended = true
-	case e.kind == watch.Bookmark:
+func (w *watcher) append(e *event) (err error) {
+	if e.kind == watch.Bookmark {
 		w.buf = w.shape.AppendBookmark(w.buf, e.rv, false)
-	default:
-		w.buf = w.shape.AppendFrame(w.buf, e.kind, e.bare)
+		return nil
 	}
+	bare := e.bare
+	if bare == nil {
+		if bare, err = w.scope.read(e.object); err != nil {
+			w.scope.damagedRead()
+			return err
+		}
+	}
+	w.buf = w.shape.AppendFrame(w.buf, e.kind, bare)
+	return nil
 }
 
 // Close detaches the watcher.
@@ -282,7 +297,7 @@ func (w *watcher) Close() error {
 	}
 	w.window.close()
 	w.timeout.Stop()
-	w.feed.release()
+	w.feed.release(w.holder)
 	return nil
 }
 
