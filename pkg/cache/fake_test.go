@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -48,6 +49,8 @@ type fakeServer struct {
 	changed  chan struct{}
 	streams  map[*fakeStream]struct{}
 	requests []string
+	tokens   []string                // of the requests
+	readers  map[string]bool         // tokens that SelfSubjectAccessReview allows; nil: none
 	refuse   func(*http.Request) int // status, 0: serve
 }
 
@@ -159,6 +162,23 @@ func (f *fakeServer) forget() {
 	f.history, f.oldest = nil, f.rv
 }
 
+// backup returns what sets the server back to how it is now, as an etcd that is
+// restored does; no watch lives through that.
+func (f *fakeServer) backup() (restore func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	rv, objects, all := f.rv, maps.Clone(f.objects), slices.Clone(f.all)
+	return func() {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.rv, f.oldest, f.objects, f.all, f.history = rv, rv, maps.Clone(objects), slices.Clone(all), nil
+		for s := range f.streams {
+			s.Close()
+		}
+		clear(f.streams)
+	}
+}
+
 func (s *fakeStream) wants(key string) bool {
 	return strings.HasPrefix(key, s.prefix) && (s.name == "" || strings.HasSuffix(key, "/"+s.name))
 }
@@ -184,10 +204,15 @@ func (f *fakeServer) RoundTrip(req *http.Request) (*http.Response, error) {
 	if !f.Up() {
 		return nil, fmt.Errorf("fake: %w", errDown)
 	}
+	token := strings.TrimPrefix(req.Header.Get("Authorization"), "Bearer ")
+	if strings.HasSuffix(req.URL.Path, "/selfsubjectaccessreviews") {
+		return fakeAnswer(req, 201, fmt.Sprintf(`{"kind":"SelfSubjectAccessReview","status":{"allowed":%t}}`, f.readers[token])), nil
+	}
 	if req.Method != http.MethodGet {
 		return f.write(req)
 	}
 	f.requests = append(f.requests, req.Method+" "+req.URL.RequestURI())
+	f.tokens = append(f.tokens, token)
 	info, err := fakeResolver.NewRequestInfo(req)
 	if err != nil {
 		return nil, err

@@ -35,6 +35,8 @@ func (f *feed) connect(outer context.Context) (lived bool, err error) {
 		}
 	}()
 	l := f.scope.log
+	agreed := f.agreed
+	f.agreed = false
 	l.mu.Lock()
 	f.hangUp = cancel
 	sync := !f.scope.complete || f.resync
@@ -45,11 +47,13 @@ func (f *feed) connect(outer context.Context) (lived bool, err error) {
 	q.Set("watch", "true")
 	q.Set("allowWatchBookmarks", "true")
 	q.Set("timeoutSeconds", strconv.Itoa(int(timeout.Seconds())))
+	now := ""
 	if sync {
-		if sync, rv, err = f.beginSync(ctx, q); err != nil {
-			return false, err
-		}
-	} else if rv, err = f.beginResume(ctx, q, rv); err != nil {
+		sync, err = f.beginSync(ctx, q)
+	} else {
+		now, err = f.beginResume(ctx, q, rv, agreed)
+	}
+	if err != nil {
 		return false, err
 	}
 	resp, err := f.do(ctx, q)
@@ -62,7 +66,7 @@ func (f *feed) connect(outer context.Context) (lived bool, err error) {
 		return false, err
 	}
 	defer resp.Body.Close()
-	defer f.connected(sync, rv)()
+	defer f.connected(sync, now, agreed)()
 	start := l.c.now()
 	frames := codec.NewFrameReader(resp.Body, f.scope.key.Representation, l.c.cfg.MaxObjectBytes)
 	for {
@@ -85,22 +89,22 @@ const minWatchTimeout = 300 * time.Second
 // beginSync prepares the request for the whole state: by WatchList, or, where the
 // API server does not have it, by a list from whose resourceVersion the watch goes
 // on.
-func (f *feed) beginSync(ctx context.Context, q url.Values) (sync bool, rv string, err error) {
+func (f *feed) beginSync(ctx context.Context, q url.Values) (sync bool, err error) {
 	l := f.scope.log
 	l.c.metrics.syncs.WithLabelValues(f.syncReason()).Inc()
 	if _, old := l.c.noInitial.Load(l.name.gvr()); !old {
 		q.Set("sendInitialEvents", "true")
 		q.Set("resourceVersionMatch", string(metav1.ResourceVersionMatchNotOlderThan))
 		q.Set("resourceVersion", "")
-		return true, "", nil
+		return true, nil
 	}
 	if err := f.listAll(ctx); err != nil {
-		return false, "", err
+		return false, err
 	}
 	l.mu.RLock()
 	defer l.mu.RUnlock()
 	q.Set("resourceVersion", f.scope.rv)
-	return false, "", nil
+	return false, nil
 }
 
 func (f *feed) syncReason() string {
@@ -117,15 +121,15 @@ func (f *feed) syncReason() string {
 }
 
 // beginResume prepares the request to go on where the state is. It returns how far
-// the API server's history goes, "" if that is not known.
-func (f *feed) beginResume(ctx context.Context, q url.Values, rv string) (now string, err error) {
+// the API server's history goes, "" if that is not known. It is not asked for where
+// the last connection has ended as agreed: the API server has not been away.
+func (f *feed) beginResume(ctx context.Context, q url.Values, rv string, agreed bool) (now string, err error) {
 	c := f.scope.log.c
-	if !f.agreed {
+	if !agreed {
 		if now, err = f.sameHistory(ctx, rv); err != nil {
 			return "", err
 		}
 	}
-	f.agreed = false
 	c.metrics.resumes.Inc()
 	q.Set("resourceVersion", rv)
 	return now, nil
@@ -148,7 +152,7 @@ const catchUpPatience = time.Second
 
 // connected notes that the API server has taken the watch, at a time when its
 // history went to now. What it returns is for the end of the connection.
-func (f *feed) connected(sync bool, now string) (done func()) {
+func (f *feed) connected(sync bool, now string, agreed bool) (done func()) {
 	l := f.scope.log
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -159,6 +163,10 @@ func (f *feed) connected(sync bool, now string) (done func()) {
 	if sync {
 		f.staging = newStaging()
 		f.staging.from = f.scope.rv
+		return func() {}
+	}
+	if agreed {
+		f.live = true
 		return func() {}
 	}
 	if now != "" && f.caughtUp() {
@@ -283,7 +291,9 @@ func (f *feed) take(frame codec.Frame) error {
 		return fmt.Errorf("watch frame of kind %s in a scope of %s: %w", shape.Kind, s.shape.Kind, errNotAnObject)
 	}
 	s.apply(frame.Type, o)
-	f.caughtUp()
+	if f.catchUp != "" {
+		f.caughtUp()
+	}
 	return nil
 }
 

@@ -29,15 +29,18 @@ const resetPatience = 5 * time.Second
 // because etcd has been restored from a backup, is accepted with 200 and then
 // silent for ever; so before a feed goes on where it was, it asks here.
 type guard struct {
-	c    *Cache
-	turn chan struct{} // capacity 1: one read at a time
+	c        *Cache
+	turn     chan struct{} // capacity 1: one read at a time
+	patience time.Duration // resetPatience
 
 	mu    sync.Mutex // guards what follows
 	begun time.Time  // of the last read that succeeded
 	rv    string
 }
 
-func newGuard(c *Cache) *guard { return &guard{c: c, turn: make(chan struct{}, 1)} }
+func newGuard(c *Cache) *guard {
+	return &guard{c: c, turn: make(chan struct{}, 1), patience: resetPatience}
+}
 
 // now returns the resourceVersion of a consistent read that began after the call:
 // of the node's own Node, which every node may list. All feeds that come back at
@@ -136,7 +139,7 @@ func (f *feed) sameHistory(ctx context.Context, rv string) (now string, err erro
 			select {
 			case <-ctx.Done():
 				return "", ctx.Err()
-			case <-time.After(resetPatience):
+			case <-time.After(c.guard.patience):
 			}
 		}
 		f.scope.log.mu.Lock()

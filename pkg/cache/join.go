@@ -242,7 +242,7 @@ func (l *log) following(q *query, up bool) (key Key, s *scope) {
 		}
 		for _, s := range l.scopes {
 			if s.complete && s.key.covers(key) && s.key.LabelSelector == key.LabelSelector && s.key.FieldSelector == key.FieldSelector &&
-				(!up || s.feed != nil && s.feed.live) {
+				s.feed != nil && (!up || s.feed.live) {
 				return key, s
 			}
 		}

@@ -54,8 +54,34 @@ type access struct {
 	key      Key // without representation
 }
 
-// recordKey is the access within its user.
-func (a access) recordKey() string { return a.gvr.String() + "\n" + a.verb + "\n" + a.key.String() }
+// recordKey is the access within its user, as it is recorded.
+func (a access) recordKey() string {
+	key, err := json.Marshal(a.key)
+	if err != nil {
+		panic(err) // strings and a boolean
+	}
+	return a.gvr.String() + "\n" + a.verb + "\n" + string(key)
+}
+
+// recorded reports whether a right is on record that holds for as much as a asks
+// for. Who was shown a state by list or watch has seen what any verb would show.
+func (s *shares) recorded(g *guest) bool {
+	l := s.c.logIfKnown(logName{User: g.user.GetName(), Identity: g.identity, Class: classAccess})
+	if l == nil {
+		return false
+	}
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	for _, r := range l.responses {
+		gvr, rest, _ := strings.Cut(r.Path, "\n")
+		_, text, _ := strings.Cut(rest, "\n")
+		var key Key
+		if gvr == g.access.gvr.String() && json.Unmarshal([]byte(text), &key) == nil && key.covers(g.access.key) {
+			return true
+		}
+	}
+	return false
+}
 
 // A guest is a user who is served from a feed of the node's.
 type guest struct {
@@ -139,8 +165,7 @@ func (s *shares) may(ctx context.Context, g *guest) bool {
 			return false // it is served as if nothing were shared
 		}
 	}
-	_, ok := s.c.Response(g.user, classAccess, g.access.recordKey())
-	return ok
+	return s.recorded(g)
 }
 
 func (s *shares) fresh(a access, age time.Duration) bool {
@@ -162,7 +187,7 @@ func (s *shares) ask(ctx context.Context, g *guest) (bool, error) {
 			s.forget(g.caller, g.access.gvr)
 			return false, nil
 		}
-		s.c.PutResponse(g.user, classAccess, g.access.recordKey(), Response{ContentType: "text/plain", ETag: "1", Time: asked})
+		s.c.PutResponse(g.user, classAccess, g.access.recordKey(), Response{ContentType: "text/plain", ETag: "1", Body: []byte("yes"), Time: asked})
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if len(s.allowed) >= maxAccesses {
