@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"iter"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/edgehub/edgehub/pkg/cache/journal"
@@ -39,6 +40,15 @@ type group struct {
 	parts bool // it is written in parts, and the first of them may be on disk
 }
 
+// sort puts the objects in key order: a list then reads the disk from front to
+// back. What comes before them stays as it is.
+func (g *group) sort() {
+	isObject := func(i item) bool { return i.entry.Kind == entryPut || i.entry.Kind == entryRemove }
+	if n := slices.IndexFunc(g.items, isObject); n >= 0 {
+		slices.SortFunc(g.items[n:], func(a, b item) int { return strings.Compare(a.object.key, b.object.key) })
+	}
+}
+
 // flush writes what has changed, or, when more than two thirds of the log are
 // dead, the whole log anew. On an error everything stays dirty.
 func (l *log) flush() error {
@@ -57,6 +67,9 @@ func (l *log) flush() error {
 		l.pinned = newPinnedView(l.journal.View())
 	}
 	l.mu.Unlock()
+	for _, g := range groups {
+		g.sort()
+	}
 
 	var done int
 	var err error
@@ -122,21 +135,21 @@ func (l *log) collect(whole bool) (groups []group) {
 
 // collect takes what is to be written of a scope.
 func (s *scope) collect(whole bool) (group, bool) {
-	if !whole && !s.dirtyState && len(s.dirty) == 0 && len(s.dirtyTombs) == 0 && !s.clearDisk {
+	if !whole && !s.dirtyState && !s.dirtyRV && len(s.dirty) == 0 && len(s.dirtyTombs) == 0 && !s.clearDisk {
 		return group{}, false
 	}
 	if !s.single && !s.complete && (whole || !s.onDisk) {
 		return group{}, false // nothing of it would survive a restart
 	}
 	g := group{scope: s, clear: s.clearDisk, tombs: s.dirtyTombs}
-	g.items = append(g.items, item{scope: s, entry: s.stateEntry(true)})
+	g.items = append(g.items, item{scope: s, entry: s.headEntry(whole)})
 	if s.clearDisk && !whole {
 		g.items = append(g.items, item{scope: s, entry: journal.Entry{Scope: s.id, Kind: entryClear}})
 	}
 	if !s.single && !s.complete {
 		// What the disk says of it holds no longer; that is all there is to say.
 		g.tombs = nil
-		s.dirtyState, s.clearDisk = false, false
+		s.dirtyState, s.dirtyRV, s.clearDisk = false, false, false
 		return g, true
 	}
 	objects, tombs := s.dirty, s.dirtyTombs
@@ -154,7 +167,7 @@ func (s *scope) collect(whole bool) (group, bool) {
 		g.items = append(g.items, s.objectItem(kind, o))
 	}
 	s.dirty, s.dirtyTombs = map[string]*object{}, nil
-	s.dirtyState, s.clearDisk, s.onDisk = false, false, true
+	s.dirtyState, s.dirtyRV, s.clearDisk, s.onDisk = false, false, false, true
 	return g, true
 }
 
@@ -164,6 +177,33 @@ func (s *scope) objectItem(kind uint8, o *object) item {
 		scope: s, object: o, bare: bare, ref: ref,
 		entry: journal.Entry{Scope: s.id, Kind: kind, Meta: encodeObjectMeta(o)},
 	}
+}
+
+// maxAdvance is how many objects, and maxAdvanceBytes how much of them, may come with
+// an entryAdvance: not so much that it has to be written in parts, between which the
+// state says that it is not complete.
+const (
+	maxAdvance      = 64
+	maxAdvanceBytes = maxBatchBytes / 2
+)
+
+// headEntry is what the entries of a scope begin with: its state, or, where that is
+// on disk already, its resourceVersion.
+func (s *scope) headEntry(whole bool) journal.Entry {
+	if whole || s.dirtyState || !s.onDisk || s.clearDisk || s.single || !s.complete || len(s.dirty)+len(s.dirtyTombs) > maxAdvance {
+		return s.stateEntry(true)
+	}
+	size := 0
+	for _, o := range s.dirty {
+		size += int(o.size)
+	}
+	for _, o := range s.dirtyTombs {
+		size += int(o.size)
+	}
+	if size > maxAdvanceBytes {
+		return s.stateEntry(true)
+	}
+	return journal.Entry{Scope: s.id, Kind: entryAdvance, Meta: []byte(s.rv)}
 }
 
 func (s *scope) stateEntry(final bool) journal.Entry {

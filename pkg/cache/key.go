@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -113,19 +114,14 @@ const reviewExtraPrefix = "authentication.kubernetes.io/"
 // impersonates somebody. Each field is preceded by its length, so that no two
 // identities share a hash.
 func identityOf(u user.Info, impersonate http.Header) string {
-	h := sha256.New()
-	field := func(s string) {
-		var n [8]byte
-		binary.BigEndian.PutUint64(n[:], uint64(len(s)))
-		h.Write(n[:])
-		h.Write([]byte(s))
-	}
+	b := make([]byte, 0, 512)
+	field := func(s string) { b = append(binary.BigEndian.AppendUint64(b, uint64(len(s))), s...) }
 	list := func(name string, values []string, sorted bool) {
 		field(name)
 		if sorted {
 			values = slices.Sorted(slices.Values(values))
 		}
-		field(fmt.Sprint(len(values)))
+		field(strconv.Itoa(len(values)))
 		for _, v := range values {
 			field(v)
 		}
@@ -142,7 +138,8 @@ func identityOf(u user.Info, impersonate http.Header) string {
 	for _, k := range sortedKeys(impersonate) {
 		list("impersonate "+k, impersonate[k], false)
 	}
-	return hex.EncodeToString(h.Sum(nil)[:16])
+	h := sha256.Sum256(b)
+	return hex.EncodeToString(h[:16])
 }
 
 func sortedKeys[V any](m map[string]V) []string {

@@ -6,8 +6,6 @@ package cache
 import (
 	"cmp"
 	"fmt"
-	"io"
-	"iter"
 	"net/http"
 	"slices"
 	"strconv"
@@ -16,12 +14,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-
-	"github.com/edgehub/edgehub/pkg/codec"
 )
-
-// listBytes is about how much of a list is prepared at a time.
-const listBytes = 64 << 10
 
 // list answers a list: from a live feed where resourceVersion=0 or NotOlderThan
 // allows that, else from upstream, and when that is away, from the scopes.
@@ -64,6 +57,20 @@ func (c *Cache) listFromFeed(req *http.Request, q *query) *http.Response {
 	if l == nil {
 		return nil
 	}
+	w := l.liveListing(q)
+	if w == nil {
+		return nil
+	}
+	resp, err := c.serveList(req, w, w.key, sourceFeed)
+	if err != nil {
+		return nil // the API server has it
+	}
+	return resp
+}
+
+// liveListing returns what the live feed of the very scope holds, if it is not
+// behind what the user has seen.
+func (l *log) liveListing(q *query) *listing {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	reps := l.offered(q)
@@ -76,11 +83,7 @@ func (c *Cache) listFromFeed(req *http.Request, q *query) *http.Response {
 	if s == nil || s.feed == nil || !s.feed.live || !s.complete || l.behind(s, key, q.atLeast()) {
 		return nil
 	}
-	resp, err := c.serveList(req, s, key, sourceFeed)
-	if err != nil {
-		return nil // the API server has it
-	}
-	return resp
+	return s.listing()
 }
 
 // replayList answers while the link is down, from the newest scope of the user
@@ -98,11 +101,36 @@ func (c *Cache) replayList(req *http.Request, q *query) (*http.Response, error) 
 	if l == nil {
 		return nil, err
 	}
+	var tried []*scope
+	for {
+		w, key, listErr := l.nextListing(q, &tried)
+		if listErr != nil {
+			err = listErr
+		}
+		if w == nil {
+			return nil, err
+		}
+		var resp *http.Response
+		if resp, err = c.serveList(req, w, key, sourceReplay); err == nil {
+			return resp, nil
+		}
+		// A wider scope may not be able to tell, another one may.
+	}
+}
+
+// nextListing returns what the best scope holds that has not been tried yet, and
+// how what is asked for is called in its representation; nil where there is none
+// any more. The error says why scopes were passed over.
+func (l *log) nextListing(q *query, tried *[]*scope) (_ *listing, _ Key, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	scopes, keys := l.candidates(q)
 	for i, s := range scopes {
-		switch rv := o.ResourceVersion; {
+		if slices.Contains(*tried, s) {
+			continue
+		}
+		*tried = append(*tried, s)
+		switch rv := q.opts.ResourceVersion; {
 		case !validRV(rv):
 		case q.exact() && rv != s.rv:
 			err = apierrors.NewResourceExpired("the link to the API server is down: the recorded state is at " + s.rv + ", not at " + rv)
@@ -111,13 +139,9 @@ func (c *Cache) replayList(req *http.Request, q *query) (*http.Response, error) 
 			err = errTooNew(rv, s.rv)
 			continue
 		}
-		resp, serveErr := c.serveList(req, s, keys[i], sourceReplay)
-		if serveErr == nil {
-			return resp, nil
-		}
-		err = serveErr // a wider scope may not be able to tell, another one may
+		return s.listing(), keys[i], err
 	}
-	return nil, err
+	return nil, Key{}, err
 }
 
 // errTooNew is the API server's answer to a resourceVersion that it has not
@@ -152,19 +176,16 @@ func (l *log) candidates(q *query) (scopes []*scope, keys []Key) {
 	return scopes, keys
 }
 
-// serveList answers with what a scope holds of key. The caller holds the log's
-// lock.
-func (c *Cache) serveList(req *http.Request, s *scope, key Key, source string) (*http.Response, error) {
-	s.used = c.now()
-	w := s.initial()
-	if err := s.narrow(&w, key); err != nil {
+// serveList answers with what a listing holds of key, and closes the listing. It
+// reads the disk, so the caller must not hold the log's lock.
+func (c *Cache) serveList(req *http.Request, w *listing, key Key, source string) (*http.Response, error) {
+	if err := w.narrow(key); err != nil {
 		w.close()
-		return nil, errNarrow(s, err)
+		return nil, errNarrow(w.scope, err)
 	}
-	b := &listBody{scope: s, shape: s.shape, rv: s.rv, window: w}
 	resp := c.newResponse(req, key.ContentType(), source)
-	resp.Body = b
-	resp.ContentLength = s.shape.ListLen(s.rv, b.lens())
+	resp.Body = &listBody{bodies: w.bodies()}
+	resp.ContentLength = w.shape.ListLen(w.rv, w.lens())
 	resp.Header.Set("Content-Length", strconv.FormatInt(resp.ContentLength, 10))
 	return resp, nil
 }
@@ -173,122 +194,6 @@ func errNarrow(s *scope, err error) error {
 	e := apierrors.NewServiceUnavailable(fmt.Sprintf("the link to the API server is down, and the recorded %s cannot answer this selection: %v", s.log.name.Resource, err))
 	e.ErrStatus.Details = &metav1.StatusDetails{RetryAfterSeconds: retryAfterSeconds}
 	return e
-}
-
-// narrow leaves in the window what key asks for. What is encrypted is opened
-// here, because the list needs to know its length.
-func (s *scope) narrow(w *window, key Key) error {
-	same := s.key == key
-	if same && !s.log.name.sealed() {
-		return nil
-	}
-	labels, fields := key.LabelSelector, key.FieldSelector
-	if labels == s.key.LabelSelector {
-		labels = ""
-	}
-	if fields == s.key.FieldSelector {
-		fields = ""
-	}
-	sel, err := codec.ParseSelector(labels, fields)
-	if err != nil {
-		return err
-	}
-	kept := w.items[:0]
-	for _, i := range w.items {
-		o := object{key: i.key}
-		if key.Namespace != "" && o.namespace() != key.Namespace || key.Name != "" && o.name() != key.Name {
-			continue
-		}
-		bare, err := s.readItem(w, i, nil)
-		if err != nil {
-			return err
-		}
-		if ok, err := sel.Matches(s.shape, bare); err != nil {
-			return err
-		} else if !ok {
-			continue
-		}
-		if s.log.name.sealed() {
-			i.bare = bare
-		}
-		kept = append(kept, i)
-	}
-	w.items = kept
-	return nil
-}
-
-// A listBody is a list by concatenation of what a scope holds.
-type listBody struct {
-	scope  *scope
-	shape  codec.Shape
-	rv     string
-	window window
-	next   int // item; -1 after the tail
-	begun  bool
-
-	buf, space, scratch []byte
-}
-
-func (b *listBody) lens() iter.Seq[int] {
-	return func(yield func(int) bool) {
-		for _, i := range b.window.items {
-			n := len(i.bare)
-			if i.bare == nil {
-				n = int(i.ref.Length)
-			}
-			if !yield(n) {
-				return
-			}
-		}
-	}
-}
-
-// Read gives the next part. An object that cannot be read aborts the list: a
-// short one would be taken for the truth.
-func (b *listBody) Read(p []byte) (int, error) {
-	if len(b.buf) == 0 {
-		if b.next < 0 {
-			return 0, io.EOF
-		}
-		b.buf = b.space[:0]
-		if err := b.fill(); err != nil {
-			return 0, err
-		}
-		b.space = b.buf
-	}
-	n := copy(p, b.buf)
-	b.buf = b.buf[n:]
-	return n, nil
-}
-
-func (b *listBody) fill() error {
-	if !b.begun {
-		b.begun = true
-		b.buf = b.shape.AppendListHead(b.buf, b.rv, b.lens())
-	}
-	items := b.window.items
-	for b.next < len(items) && len(b.buf) < listBytes {
-		bare, err := b.scope.readItem(&b.window, items[b.next], b.scratch)
-		if err != nil {
-			b.scope.damagedRead()
-			return err
-		}
-		if items[b.next].bare == nil {
-			b.scratch = bare[:0]
-		}
-		b.buf = b.shape.AppendListItem(b.buf, bare, b.next == 0)
-		b.next++
-	}
-	if b.next == len(items) {
-		b.buf = b.shape.AppendListTail(b.buf, b.rv)
-		b.next = -1
-	}
-	return nil
-}
-
-func (b *listBody) Close() error {
-	b.window.close()
-	return nil
 }
 
 // damagedRead makes a scope incomplete whose bytes on disk have gone bad.
@@ -331,6 +236,25 @@ func (c *Cache) replayGet(req *http.Request, q *query) (*http.Response, error) {
 	if l == nil {
 		return nil, errNotRecorded(q)
 	}
+	w, err := l.newest(q)
+	if err != nil {
+		return nil, err
+	}
+	defer w.close()
+	b := w.bodies()
+	defer b.close()
+	bare, err := b.read()
+	if err != nil {
+		return nil, errNarrow(w.scope, err)
+	}
+	resp := c.newResponse(req, w.key.ContentType(), sourceReplay)
+	setBody(resp, w.shape.AppendObject(nil, bare))
+	return resp, nil
+}
+
+// newest returns a listing of the one object that is asked for, from the scope that
+// has its newest version.
+func (l *log) newest(q *query) (*listing, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	var from *scope
@@ -364,12 +288,5 @@ func (c *Cache) replayGet(req *http.Request, q *query) (*http.Response, error) {
 	case found == nil:
 		return nil, errNotRecorded(q)
 	}
-	bare, err := from.readOne(found)
-	if err != nil {
-		return nil, errNarrow(from, err)
-	}
-	from.used = c.now()
-	resp := c.newResponse(req, from.key.ContentType(), sourceReplay)
-	setBody(resp, from.shape.AppendObject(nil, bare))
-	return resp, nil
+	return from.listingOf([]*object{found}), nil
 }

@@ -27,6 +27,7 @@ const (
 	entryDrop     = 6 // the scope is forgotten
 	entryResponse = 7 // Meta: responseMeta, Body: the response's
 	entryForget   = 8 // Meta: responseMeta of a response that is forgotten
+	entryAdvance  = 9 // Meta: the scope's resourceVersion; all else is as the last entryState says
 )
 
 // A log is what one user was told of one resource: its scopes, and the whole
@@ -239,19 +240,6 @@ func (p *pinnedView) Close() {
 	}
 }
 
-// readOne returns the bytes of an object of a scope. The caller holds mu.
-func (s *scope) readOne(o *object) ([]byte, error) {
-	if o.bare != nil {
-		return o.bare, nil
-	}
-	v := s.log.view()
-	if v == nil {
-		return nil, errNoJournal
-	}
-	defer v.Close()
-	return s.openObject(v, o.key, o.ref, nil)
-}
-
 // openObject reads an object from a view and opens the seal that is on it.
 func (s *scope) openObject(v *pinnedView, key string, ref journal.Ref, dst []byte) ([]byte, error) {
 	if v == nil {
@@ -349,6 +337,11 @@ func (r *replay) entry(e journal.Entry, ref journal.Ref) error {
 	switch e.Kind {
 	case entryClear:
 		s.objects, s.tombs = map[string]*object{}, nil
+		return nil
+	case entryAdvance:
+		if s.rv = string(e.Meta); !validRV(s.rv) {
+			return errObjectMeta
+		}
 		return nil
 	case entryDrop:
 		delete(r.byID, e.Scope)

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -35,12 +36,20 @@ type page struct {
 type listRecorder struct {
 	body    io.ReadCloser
 	l       *log
-	q       *query
 	rep     codec.Representation
+	key     Key
 	staging *staging
 	first   bool // page of its list
 	rv      string
 	decoder *codec.ListDecoder // nil once recording is over
+
+	scope *scope // of the key, while a part is decoded
+	shape codec.Shape
+	// known are the items as long as all of them are what the scope has already,
+	// in the API server's order. It is nil when they are staged instead.
+	known   []*object
+	compare bool
+	name    []byte // of the item that is looked up
 }
 
 // recordList lets a list answer be recorded, if it is a state: not an exact one,
@@ -54,13 +63,14 @@ func (c *Cache) recordList(resp *http.Response, q *query) {
 		return
 	}
 	l := c.logOf(q.name)
-	r := &listRecorder{body: resp.Body, l: l, q: q, rep: rep, staging: newStaging(), first: true}
+	r := &listRecorder{body: resp.Body, l: l, rep: rep, key: q.key, staging: newStaging(), first: true, compare: true}
+	r.key.Representation = rep
 	if token := q.opts.Continue; token != "" {
 		p := l.takePage(token)
-		if p == nil || p.key != r.key() {
+		if p == nil || p.key != r.key {
 			return
 		}
-		r.staging, r.rv, r.first = p.staging, p.rv, false
+		r.staging, r.rv, r.first, r.compare = p.staging, p.rv, false, false
 	}
 	r.decoder = codec.NewListDecoder(rep, c.cfg.MaxObjectBytes, r.item)
 	resp.Body = r
@@ -89,39 +99,87 @@ func (q *query) representationOf(contentType string) (codec.Representation, bool
 	return got, false
 }
 
-func (r *listRecorder) key() Key {
-	key := r.q.key
-	key.Representation = r.rep
-	return key
-}
-
+// item takes one item in. The caller holds the log's lock for reading.
 func (r *listRecorder) item(shape codec.Shape, bare []byte) error {
 	if r.rep.Partial != "" && shape.Kind != "PartialObjectMetadata" {
 		return errNotAnObject
 	}
-	o, _, err := newObject(r.rep, bare)
-	if err != nil {
+	r.shape = shape
+	o := r.lookup(bare)
+	if o != nil && r.compare {
+		if n := len(r.known); n == 0 || r.known[n-1].key < o.key {
+			r.known = append(r.known, o)
+			return nil
+		}
+	}
+	if err := r.stage(); err != nil {
 		return err
 	}
-	l := r.l
-	l.mu.RLock()
-	defer l.mu.RUnlock()
-	s := l.scopes[r.key()]
-	if s == nil {
-		s = &scope{log: l}
-	}
-	if old := s.objects[o.key]; old == nil || old.rv != o.rv {
+	if o == nil {
+		var err error
+		if o, _, err = newObject(r.rep, bare); err != nil {
+			return err
+		}
 		o.bare = bytes.Clone(bare)
 	}
-	return r.staging.add(s, shape, watch.Added, o)
+	return r.staging.add(r.scope, shape, watch.Added, o)
+}
+
+// lookup returns the scope's own object if it is this very version.
+func (r *listRecorder) lookup(bare []byte) *object {
+	if len(r.scope.objects) == 0 {
+		return nil
+	}
+	id, ok := codec.PeekIdentity(r.rep, bare, false)
+	if !ok {
+		return nil
+	}
+	r.name = append(append(append(r.name[:0], id.Namespace...), '/'), id.Name...)
+	if o := r.scope.objects[string(r.name)]; o != nil && o.rv == string(id.ResourceVersion) {
+		return o
+	}
+	return nil
+}
+
+// stage goes over from comparing to collecting. The caller holds the log's lock.
+func (r *listRecorder) stage() error {
+	if !r.compare {
+		return nil
+	}
+	known := r.known
+	r.compare, r.known = false, nil
+	for _, o := range known {
+		if err := r.staging.add(r.scope, r.shape, watch.Added, o); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// decode takes the next part of the list in, under one lock.
+func (r *listRecorder) decode(p []byte) {
+	r.l.mu.RLock()
+	defer r.l.mu.RUnlock()
+	r.enter()
+	if _, err := r.decoder.Write(p); err != nil {
+		r.abandon("undecodable")
+	}
+}
+
+// enter looks the scope up. The caller holds the log's lock.
+func (r *listRecorder) enter() {
+	if r.scope = r.l.scopes[r.key]; r.scope == nil {
+		r.scope = &scope{log: r.l}
+	}
+	if r.compare && r.known == nil {
+		r.known = make([]*object, 0, len(r.scope.objects))
+	}
 }
 
 func (r *listRecorder) Read(p []byte) (int, error) {
 	n, err := r.body.Read(p)
 	if r.decoder != nil && n > 0 {
-		if _, derr := r.decoder.Write(p[:n]); derr != nil {
-			r.abandon("undecodable")
-		}
+		r.decode(p[:n])
 	}
 	if r.decoder != nil && err == io.EOF {
 		r.finish()
@@ -152,22 +210,45 @@ func (r *listRecorder) finish() {
 	l := r.l
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.saw(r.key(), list.ResourceVersion)
+	l.saw(r.key, list.ResourceVersion)
+	r.enter()
 	if list.Continue != "" {
-		l.keepPage(&page{key: r.key(), staging: r.staging, rv: list.ResourceVersion, token: list.Continue})
+		if r.stage() != nil {
+			r.abandon("undecodable")
+			return
+		}
+		l.keepPage(&page{key: r.key, staging: r.staging, rv: list.ResourceVersion, token: list.Continue})
 		return
 	}
 	if rep := r.rep; !rep.Protobuf && rep.Partial == "" && list.Shape.Unstructured {
 		l.jsonOnly = true
 	}
-	s := l.scopes[r.key()]
+	s := l.scopes[r.key]
 	if s == nil {
-		s = l.newScope(r.key(), false)
+		s = l.newScope(r.key, false)
+		r.scope = s
 	}
 	s.used = l.c.now()
-	if err := s.replace(list.Shape, list.ResourceVersion, r.staging.byKey); err != nil {
+	listed, err := r.listed(list.ResourceVersion)
+	if err == nil {
+		err = s.replace(list.Shape, list.ResourceVersion, listed)
+	}
+	if err != nil {
 		s.expire()
 	}
+}
+
+// listed returns what the list held, by key: the scope's own objects where nothing
+// has changed. The caller holds the log's lock.
+func (r *listRecorder) listed(rv string) (map[string]*object, error) {
+	s := r.scope
+	if r.compare && s.complete && len(r.known) == len(s.objects) {
+		gone := func(o *object) bool { return s.objects[o.key] != o }
+		if compareRV(rv, s.rv) <= 0 || !slices.ContainsFunc(r.known, gone) {
+			return s.objects, nil // replace does nothing with a list that is not newer
+		}
+	}
+	return r.staging.byKey, r.stage()
 }
 
 // keepPage remembers a list until its next page. The caller holds mu.
@@ -208,7 +289,28 @@ func (c *Cache) recordGet(resp *http.Response, q *query) {
 	if !ok {
 		return
 	}
-	c.captureObject(resp, c.logOf(q.name), rep, key)
+	l := c.logOf(q.name)
+	c.captureObject(resp, l, rep, key)
+	if t, ok := resp.Body.(*capture); ok {
+		t.known = func(begin []byte) bool { return l.holdsVersion(rep, key, begin) }
+	}
+}
+
+// holdsVersion reports whether an answer that begins so is the version that is
+// recorded already.
+func (l *log) holdsVersion(rep codec.Representation, key string, begin []byte) bool {
+	id, ok := codec.PeekIdentity(rep, begin, true)
+	if !ok || len(key) != len(id.Namespace)+1+len(id.Name) || key[:len(id.Namespace)] != string(id.Namespace) || key[len(id.Namespace)+1:] != string(id.Name) {
+		return false
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s := l.single[rep]
+	if s == nil || s.objects[key] == nil || s.objects[key].rv != string(id.ResourceVersion) {
+		return false
+	}
+	s.used = l.c.now()
+	return true
 }
 
 // captureObject keeps the object that an answer holds, in the record of single
@@ -226,7 +328,10 @@ func (c *Cache) captureObject(resp *http.Response, l *log, rep codec.Representat
 		if (shape.Kind == "PartialObjectMetadata") != (rep.Partial != "") {
 			return
 		}
-		o, _, err := newObject(rep, bytes.Clone(bare))
+		if rep.Protobuf || shape.Unstructured {
+			bare = bytes.Clone(bare) // of JSON of built-in kinds it is a copy already
+		}
+		o, _, err := newObject(rep, bare)
 		if err != nil || key != "" && o.key != key {
 			return
 		}

@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"k8s.io/apiserver/pkg/authentication/user"
@@ -61,23 +62,87 @@ func (l *log) responsePlace(r *record) string {
 	return l.name.Identity + "\n" + l.name.gvr().String() + "\n" + l.name.Class + "\n" + r.id()
 }
 
-// putResponse keeps a response, in place of an older one to the same question.
+// putResponse keeps a copy of a response, in place of an older one to the same question.
+// Nothing new, nothing written: an older one on disk is compared without the lock,
+// because a disk that is slow must not hold up the log's other users.
 func (l *log) putResponse(m responseMeta, body []byte) {
+	old := l.recordedAs(m)
+	same := old.sameAs(m)
+	if !same && old != nil && l.name.Class == "" && old.mayBe(body) {
+		b, err := old.read()
+		same = err == nil && bytes.Equal(b, body)
+	}
+	old.close()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if old := l.responses[m.id()]; old != nil && old.ETag != "" && old.ETag == m.ETag && old.ContentType == m.ContentType {
-		old.used = l.c.now()
-		return // nothing new, nothing written
-	}
-	if old := l.responses[m.id()]; old != nil && l.name.Class == "" && l.sameBody(old, body) {
-		old.used = l.c.now()
+	if r := l.responses[m.id()]; same && r == old.record {
+		r.used = l.c.now()
 		return
 	}
-	r := &record{responseMeta: m, body: body, used: l.c.now()}
+	r := &record{responseMeta: m, body: append([]byte{}, body...), used: l.c.now()}
 	l.responses[m.id()] = r
 	l.limitResponses()
 	l.dirtyResp[m.id()] = r
 	l.touch(true)
+}
+
+// A recorded is where the body of a record was at one moment. It needs no lock and
+// has to be closed.
+type recorded struct {
+	l      *log
+	record *record
+	body   []byte // while it is not on disk
+	ref    journal.Ref
+	view   *pinnedView
+}
+
+// recordedAs takes down what is recorded under the id of m, nil if nothing is.
+func (l *log) recordedAs(m responseMeta) *recorded {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	r := l.responses[m.id()]
+	if r == nil {
+		return nil
+	}
+	old := &recorded{l: l, record: r, body: r.body, ref: r.ref}
+	if r.body == nil {
+		old.view = l.view()
+	}
+	return old
+}
+
+// sameAs reports whether the entity tag says that m is nothing new.
+func (o *recorded) sameAs(m responseMeta) bool {
+	return o != nil && o.record.ETag != "" && o.record.ETag == m.ETag && o.record.ContentType == m.ContentType
+}
+
+// mayBe is false if the length alone tells the body from the recorded one.
+func (o *recorded) mayBe(body []byte) bool {
+	return o.l.name.sealed() || o.body != nil && len(o.body) == len(body) || o.body == nil && int(o.ref.Length) == len(body)
+}
+
+// read returns the body. The caller must not hold mu.
+func (o *recorded) read() ([]byte, error) {
+	if o.body != nil {
+		return o.body, nil
+	}
+	if o.view == nil {
+		return nil, errNoJournal
+	}
+	b, err := o.view.Read(o.ref, nil)
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", o.record.Path, err)
+	}
+	if o.l.name.sealed() {
+		return o.l.c.sealer.open(b, o.l.responsePlace(o.record))
+	}
+	return b, nil
+}
+
+func (o *recorded) close() {
+	if o != nil && o.view != nil {
+		o.view.Close()
+	}
 }
 
 // maxResponses bounds how many whole responses a log keeps: of discovery there are
@@ -108,42 +173,23 @@ func (l *log) holds(id, tag string) bool {
 	return r != nil && r.ETag == tag
 }
 
-func (l *log) sameBody(r *record, body []byte) bool {
-	old, err := l.readResponseLocked(r)
-	return err == nil && bytes.Equal(old, body)
-}
-
-func (l *log) readResponseLocked(r *record) ([]byte, error) {
-	if r.body != nil {
-		return r.body, nil
-	}
-	v := l.view()
-	if v == nil {
-		return nil, errNoJournal
-	}
-	defer v.Close()
-	b, err := v.Read(r.ref, nil)
-	if err != nil {
-		return nil, fmt.Errorf("read %s: %w", r.Path, err)
-	}
-	if l.name.sealed() {
-		return l.c.sealer.open(b, l.responsePlace(r))
-	}
-	return b, nil
-}
-
-// response returns what was recorded under an id.
-func (l *log) response(id string) (Response, bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	r := l.responses[id]
-	if r == nil {
+// response returns what was recorded under the id of m. What cannot be read any
+// more is forgotten.
+func (l *log) response(m responseMeta) (Response, bool) {
+	old := l.recordedAs(m)
+	if old == nil {
 		return Response{}, false
 	}
-	body, err := l.readResponseLocked(r)
+	defer old.close()
+	body, err := old.read()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	r := old.record
 	if err != nil {
 		l.c.metrics.damaged.Inc()
-		l.forgetResponse(r)
+		if l.responses[m.id()] == r {
+			l.forgetResponse(r)
+		}
 		return Response{}, false
 	}
 	r.used = l.c.now()
@@ -174,7 +220,7 @@ func (c *Cache) PutResponse(u user.Info, class, key string, r Response) {
 // Response returns what PutResponse has kept for that user, class and key.
 func (c *Cache) Response(u user.Info, class, key string) (Response, bool) {
 	l := c.logOf(logName{User: u.GetName(), Identity: identityOf(u, nil), Class: class})
-	return l.response(responseMeta{Path: key}.id())
+	return l.response(responseMeta{Path: key})
 }
 
 // recordable reports whether a non-resource path is worth recording.
@@ -234,7 +280,7 @@ func (c *Cache) roundTripResponse(req *http.Request, name logName, accepted []co
 	if l == nil {
 		return nil, err
 	}
-	r, ok := l.response(meta.id())
+	r, ok := l.response(meta)
 	if !ok {
 		r, ok = l.anyResponse(meta.Path, accepted)
 	}
@@ -248,16 +294,16 @@ func (c *Cache) roundTripResponse(req *http.Request, name logName, accepted []co
 // that the client accepts as well.
 func (l *log) anyResponse(path string, accepted []codec.Accepted) (Response, bool) {
 	l.mu.RLock()
-	var ids []string
-	for id, r := range l.responses {
+	var found []responseMeta
+	for _, r := range l.responses {
 		if r.Path == path && acceptable(r.ContentType, accepted) {
-			ids = append(ids, id)
+			found = append(found, r.responseMeta)
 		}
 	}
 	l.mu.RUnlock()
-	slices.Sort(ids)
-	for _, id := range ids {
-		if r, ok := l.response(id); ok {
+	slices.SortFunc(found, func(a, b responseMeta) int { return strings.Compare(a.id(), b.id()) })
+	for _, m := range found {
+		if r, ok := l.response(m); ok {
 			return r, true
 		}
 	}
@@ -319,30 +365,47 @@ func setBody(resp *http.Response, body []byte) {
 	resp.Header.Set("Content-Length", strconv.Itoa(len(body)))
 }
 
+// maxPooledCapture is the size from which on a capture's buffer is not kept.
+const maxPooledCapture = 64 << 10
+
+var captures = sync.Pool{New: func() any { return new(bytes.Buffer) }}
+
 // A capture copies a body while somebody else reads it. It never slows the
 // reader; beyond the limit it lets go and goes on passing bytes.
 type capture struct {
 	body   io.ReadCloser
-	buf    bytes.Buffer
+	buf    *bytes.Buffer // nil before the first byte and after the last
 	limit  int
 	failed bool
-	done   func(body []byte, whole bool) // called once
+	known  func(begin []byte) bool       // if set: whether it is not worth copying
+	done   func(body []byte, whole bool) // called once; body is not to be kept
 }
 
 func (t *capture) Read(p []byte) (int, error) {
 	n, err := t.body.Read(p)
-	if n > 0 && !t.failed {
-		if t.buf.Len()+n > t.limit {
-			t.failed = true
-			t.buf = bytes.Buffer{}
-		} else {
-			t.buf.Write(p[:n])
-		}
+	if n > 0 && t.done != nil && !t.failed {
+		t.take(p[:n])
 	}
 	if err != nil {
 		t.finish(err == io.EOF)
 	}
 	return n, err
+}
+
+func (t *capture) take(p []byte) {
+	if t.buf == nil {
+		if t.known != nil && t.known(p) {
+			t.done = nil
+			return
+		}
+		t.buf = captures.Get().(*bytes.Buffer)
+	}
+	if t.buf.Len()+len(p) > t.limit {
+		t.failed = true
+		t.release()
+		return
+	}
+	t.buf.Write(p)
 }
 
 func (t *capture) Close() error {
@@ -351,8 +414,23 @@ func (t *capture) Close() error {
 }
 
 func (t *capture) finish(whole bool) {
-	if done := t.done; done != nil {
-		t.done = nil
-		done(t.buf.Bytes(), whole && !t.failed)
+	done := t.done
+	if done == nil {
+		return
 	}
+	t.done = nil
+	var b []byte
+	if t.buf != nil {
+		b = t.buf.Bytes()
+	}
+	done(b, whole && !t.failed)
+	t.release()
+}
+
+func (t *capture) release() {
+	if t.buf != nil && t.buf.Cap() <= maxPooledCapture {
+		t.buf.Reset()
+		captures.Put(t.buf)
+	}
+	t.buf = nil
 }

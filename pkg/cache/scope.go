@@ -90,9 +90,11 @@ type scope struct {
 	watchers map[*watcher]struct{}
 	told     string // resourceVersion of the last change that a watcher was told
 
+	order      keyOrder           // see inOrder
 	dirty      map[string]*object // changed since the last flush
 	dirtyTombs []*object
 	dirtyState bool
+	dirtyRV    bool // as dirtyState, but nothing else than rv has changed
 	clearDisk  bool // what the disk holds of the scope is to be dropped first
 	onDisk     bool // the disk holds something of the scope
 }
@@ -154,7 +156,7 @@ func (s *scope) bury(o *object) {
 	s.tombs = append(s.tombs, o)
 	s.dirtyTombs = append(s.dirtyTombs, o)
 	if n := len(s.tombs) - maxTombstones; n > 0 {
-		s.reach = s.tombs[n-1].rv
+		s.reach, s.dirtyState = s.tombs[n-1].rv, true
 		s.tombs = slices.Delete(s.tombs, 0, n)
 	}
 	s.log.touch(true)
@@ -164,7 +166,7 @@ func (s *scope) bury(o *object) {
 func (s *scope) advance(rv string) {
 	if compareRV(rv, s.rv) > 0 {
 		s.rv = rv
-		s.dirtyState = true
+		s.dirtyRV = true
 		s.log.touch(false)
 	}
 }

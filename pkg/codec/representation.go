@@ -124,6 +124,12 @@ func (r Representation) WatchContentType() string {
 // but plain JSON and protobuf, and for transformed documents, which name what
 // they are in the parameter "as" (aggregated discovery).
 func FromContentType(contentType string) (Representation, bool) {
+	switch contentType { // as the API server writes them
+	case mediaTypeJSON:
+		return Representation{}, true
+	case mediaTypeProtobuf:
+		return Representation{Protobuf: true}, true
+	}
 	mediaType, params, err := mime.ParseMediaType(contentType)
 	if err != nil || params["as"] != "" {
 		return Representation{}, false

@@ -5,6 +5,7 @@ package proxy
 
 import (
 	"errors"
+	"maps"
 	"net/http"
 	"net/url"
 	"slices"
@@ -37,14 +38,10 @@ func WithCanonicalRequest(m *metrics) Middleware {
 				writeError(w, req, apierrors.NewBadRequest(err.Error()))
 				return
 			}
-			r := req.Clone(req.Context())
+			r := *req
 			r.URL = canonical
-			for name := range r.Header {
-				if speaksForCaller(name) {
-					delete(r.Header, name)
-				}
-			}
-			next.ServeHTTP(w, r)
+			r.Header = withoutForwarded(req.Header)
+			next.ServeHTTP(w, &r)
 		})
 	}
 }
@@ -57,12 +54,15 @@ func canonicalURL(req *http.Request) (*url.URL, error) {
 	if !strings.HasPrefix(u.Path, "/") || strings.Contains(strings.ToLower(u.RawPath), "%2f") {
 		return nil, errPath
 	}
-	segments := strings.Split(u.Path[1:], "/")
-	for i, s := range segments {
-		last := i == len(segments)-1
-		if s == "." || s == ".." || (s == "" && !last) || strings.ContainsFunc(s, isControl) {
+	for rest, more := u.Path[1:], true; more; {
+		var s string
+		s, rest, more = strings.Cut(rest, "/")
+		if s == "." || s == ".." || (s == "" && more) || strings.ContainsFunc(s, isControl) {
 			return nil, errPath
 		}
+	}
+	if u.RawQuery == "" {
+		return &url.URL{Path: u.Path}, nil
 	}
 	query, err := url.ParseQuery(u.RawQuery) // refuses semicolons and broken escapes
 	if err != nil {
@@ -90,14 +90,28 @@ func checkConnection(values []string) error {
 	return nil
 }
 
+// withoutForwarded returns h without what speaksForCaller knows: h itself where
+// there is nothing of that kind.
+func withoutForwarded(h http.Header) http.Header {
+	removed := false
+	for name := range h {
+		removed = removed || speaksForCaller(name)
+	}
+	if !removed {
+		return h
+	}
+	h = maps.Clone(h)
+	maps.DeleteFunc(h, func(name string, _ []string) bool { return speaksForCaller(name) })
+	return h
+}
+
 // speaksForCaller reports whether a header is one by which a front proxy tells
 // who or what it forwards, or one of edgehub's own.
 func speaksForCaller(name string) bool {
-	name = strings.ToLower(name)
 	for _, prefix := range []string{"x-remote-", "x-forwarded-", "edgehub-"} {
-		if strings.HasPrefix(name, prefix) {
+		if len(name) >= len(prefix) && strings.EqualFold(name[:len(prefix)], prefix) {
 			return true
 		}
 	}
-	return name == "forwarded" || name == "x-real-ip"
+	return strings.EqualFold(name, "forwarded") || strings.EqualFold(name, "x-real-ip")
 }

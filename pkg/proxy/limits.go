@@ -6,6 +6,7 @@ package proxy
 import (
 	"context"
 	"net/http"
+	"net/url"
 	"sync"
 	"time"
 
@@ -22,7 +23,7 @@ func WithDeadline(limit time.Duration) Middleware {
 				return
 			}
 			timeout := limit
-			if asked := req.URL.Query().Get("timeout"); asked != "" {
+			if asked := askedTimeout(req.URL); asked != "" {
 				d, err := time.ParseDuration(asked)
 				if err != nil || d < 0 {
 					writeError(w, req, apierrors.NewBadRequest("timeout must be a duration such as 30s"))
@@ -37,6 +38,13 @@ func WithDeadline(limit time.Duration) Middleware {
 			next.ServeHTTP(w, req.WithContext(ctx))
 		})
 	}
+}
+
+func askedTimeout(u *url.URL) string {
+	if u.RawQuery == "" {
+		return ""
+	}
+	return u.Query().Get("timeout")
 }
 
 // WithMaxInFlight bounds how many requests, and apart from them how many streams,
@@ -75,7 +83,7 @@ func WithMaxBody(limit int64) Middleware {
 				writeError(w, req, &http.MaxBytesError{Limit: limit})
 				return
 			}
-			if req.Body != nil && req.Body != http.NoBody {
+			if req.ContentLength != 0 { // with HTTP/2 there is a Body even where there is none
 				r := *req
 				r.Body = http.MaxBytesReader(w, req.Body, limit)
 				req = &r

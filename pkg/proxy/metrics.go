@@ -10,6 +10,8 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -25,6 +27,7 @@ type metrics struct {
 	refused  *prometheus.CounterVec
 	bytes    prometheus.Counter
 	panics   prometheus.Counter
+	stalled  prometheus.Counter
 }
 
 func newMetrics(reg prometheus.Registerer) *metrics {
@@ -54,9 +57,13 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 			Name: "edgehub_proxy_panics_total",
 			Help: "Panics while serving that were caught. Each is a bug.",
 		}),
+		stalled: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "edgehub_proxy_stalled_total",
+			Help: "Responses that were ended because the client took nothing of them for too long.",
+		}),
 	}
 	if reg != nil {
-		reg.MustRegister(m.requests, m.duration, m.inFlight, m.refused, m.bytes, m.panics)
+		reg.MustRegister(m.requests, m.duration, m.inFlight, m.refused, m.bytes, m.panics, m.stalled)
 	}
 	return m
 }
@@ -164,6 +171,11 @@ type response struct {
 	source  string
 	user    string // empty: nobody that is known
 	onBegin func() // called once code is set; nil: nobody wants to know
+
+	stalls  *stalls      // nil: nobody looks
+	writing atomic.Int64 // the look before the Write under way began; 0: none is
+	ending  sync.Mutex   // guards ended
+	ended   bool         // by its handler, or because it stalled
 }
 
 func (r *response) begin(code int) {
@@ -173,7 +185,7 @@ func (r *response) begin(code int) {
 	}
 }
 
-// Unwrap is for http.ResponseController, which flushes and hijacks through it.
+// Unwrap is for http.ResponseController, which sets deadlines through it.
 func (r *response) Unwrap() http.ResponseWriter { return r.ResponseWriter }
 
 func (r *response) begun() bool { return r.code != 0 }
@@ -196,9 +208,18 @@ func (r *response) Write(p []byte) (int, error) {
 	if r.code == 0 {
 		r.begin(http.StatusOK)
 	}
+	r.beginWriting()
 	n, err := r.ResponseWriter.Write(p)
+	r.endWriting()
 	r.bytes += int64(n)
 	return n, err
+}
+
+// FlushError is for http.ResponseController.
+func (r *response) FlushError() error {
+	r.beginWriting()
+	defer r.endWriting()
+	return http.NewResponseController(r.ResponseWriter).Flush()
 }
 
 // Hijack is what ReverseProxy does with an upgraded connection; its 101 does not

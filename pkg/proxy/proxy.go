@@ -42,9 +42,7 @@ const (
 	readHeaderTimeout = 10 * time.Second
 	idleTimeout       = 3 * time.Minute // longer than client-go's 90 s, so that the client closes first
 
-	// Local clients read at once or are dead: a stalled one gives its memory back.
-	writeByteTimeout = time.Minute
-	pingAfter        = time.Minute
+	pingAfter = time.Minute
 )
 
 // Config is what a Proxy needs. Transport, Authenticator, GetCertificate and
@@ -58,6 +56,7 @@ type Config struct {
 	// Authenticator says who is calling.
 	Authenticator Authenticator
 	// Transport answers. It may return an error that is an apierrors.APIStatus.
+	// Scheme and host of the URLs that it gets mean nothing.
 	Transport http.RoundTripper
 	// Unavailable reports whether an error of Transport or Authenticator means
 	// that the API server cannot be reached and nothing else can answer. Nil: none does.
@@ -73,6 +72,7 @@ type Config struct {
 	MaxBodyBytes        int64         // of a request; 3 MiB
 	RequestTimeout      time.Duration // of requests that end by themselves; 60 s
 	DrainTimeout        time.Duration // what such requests get at shutdown; 10 s
+	StallTimeout        time.Duration // of a response of which the client takes nothing; 60 s
 
 	// Registerer gets the metrics. Nil: they are counted and not shown.
 	Registerer prometheus.Registerer
@@ -100,6 +100,9 @@ func (c *Config) setDefaults() {
 	if c.DrainTimeout == 0 {
 		c.DrainTimeout = 10 * time.Second
 	}
+	if c.StallTimeout == 0 {
+		c.StallTimeout = time.Minute
+	}
 }
 
 // A Proxy serves the Kubernetes API on the node.
@@ -107,6 +110,7 @@ type Proxy struct {
 	cfg       Config
 	metrics   *metrics
 	drain     *drain
+	stalls    *stalls
 	listeners []net.Listener
 }
 
@@ -117,7 +121,7 @@ func New(cfg Config) (*Proxy, error) {
 	if cfg.Transport == nil || cfg.Authenticator == nil || cfg.GetCertificate == nil || len(cfg.Addresses) == 0 {
 		return nil, errors.New("proxy: Transport, Authenticator, GetCertificate and Addresses are required")
 	}
-	p := &Proxy{cfg: cfg, metrics: newMetrics(cfg.Registerer), drain: newDrain()}
+	p := newProxy(cfg)
 	for _, address := range cfg.Addresses {
 		l, err := net.Listen("tcp", address)
 		if err != nil {
@@ -127,6 +131,12 @@ func New(cfg Config) (*Proxy, error) {
 		p.listeners = append(p.listeners, l)
 	}
 	return p, nil
+}
+
+// newProxy is a Proxy without listeners.
+func newProxy(cfg Config) *Proxy {
+	m := newMetrics(cfg.Registerer)
+	return &Proxy{cfg: cfg, metrics: m, drain: newDrain(), stalls: newStalls(cfg.StallTimeout, m)}
 }
 
 // Addrs are the bound addresses, in the order of Config.Addresses.
@@ -149,12 +159,13 @@ func (p *Proxy) Close() {
 func (p *Proxy) handler(errorLog *log.Logger) http.Handler {
 	return Chain(p.reverseProxy(errorLog),
 		WithPanicRecovery(p.metrics),                 // outermost: everything below may fail
+		WithStallLimit(p.stalls),                     // whoever writes below
 		WithCanonicalRequest(p.metrics),              // one form of path and query, before anything decides by it
 		WithRequestInfo(),                            // verb, resource, namespace, name for all below
 		WithHealth(p.cfg.Ready),                      // a probe has no credential and must not wait for a limit
+		WithDrain(p.drain),                           // whatever is below is waited for at shutdown, and is counted before it ends
 		WithMetrics(p.metrics),                       // needs the verb; outside identity, so that 401s are counted too
 		WithAccessLog(),                              // needs what WithMetrics notes; tells of refused callers too
-		WithDrain(p.drain),                           // whatever is below is waited for at shutdown
 		WithDeadline(p.cfg.RequestTimeout),           // bounds asking upstream who a caller is, too
 		WithUser(p.cfg.Authenticator, p.unavailable), // identity, before anything that is owed to a caller
 		WithMaxInFlight(p.cfg.MaxRequestsInFlight, p.cfg.MaxStreamsInFlight, p.metrics), // only callers with a name take places
@@ -180,7 +191,9 @@ func (p *Proxy) server(base context.Context) *http.Server {
 		HTTP2: &http.HTTP2Config{
 			MaxConcurrentStreams: maxConcurrentStreams,
 			SendPingTimeout:      pingAfter,
-			WriteByteTimeout:     writeByteTimeout,
+			// For a client that does not even read the connection, so that a response
+			// cannot be ended by itself. Later than that, which is counted.
+			WriteByteTimeout: p.cfg.StallTimeout + p.cfg.StallTimeout/2,
 		},
 		TLSConfig: &tls.Config{
 			MinVersion:     tls.VersionTLS12,
@@ -198,6 +211,11 @@ func (p *Proxy) server(base context.Context) *http.Server {
 // runs any more, nil after an orderly shutdown.
 func (p *Proxy) Run(ctx context.Context) error {
 	base := context.WithoutCancel(ctx) // requests outlive ctx by the time they are given to drain
+	looking, stopLooking := context.WithCancel(base)
+	var looker sync.WaitGroup
+	looker.Go(func() { p.stalls.run(looking) })
+	defer looker.Wait()
+	defer stopLooking()
 	ended := make(chan error, len(p.listeners))
 	var servers []*http.Server
 	for _, l := range p.listeners {

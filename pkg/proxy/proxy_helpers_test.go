@@ -23,6 +23,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/net/http2"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/klog/v2/ktesting"
 )
@@ -76,18 +77,24 @@ func config(transport http.RoundTripper) Config {
 
 // running is a Proxy that serves until the test ends.
 type running struct {
-	t    *testing.T
+	t    testing.TB
 	addr string
 	stop func() error // ends Run and returns what it returned
 }
 
-func start(t *testing.T, cfg Config) *running {
+func start(t testing.TB, cfg Config) *running {
+	t.Helper()
+	_, ctx := ktesting.NewTestContext(t)
+	return startWith(ctx, t, cfg)
+}
+
+// startWith takes the logger from ctx.
+func startWith(ctx context.Context, t testing.TB, cfg Config) *running {
 	t.Helper()
 	p, err := New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, ctx := ktesting.NewTestContext(t)
 	ctx, cancel := context.WithCancel(ctx)
 	ended := make(chan error, 1)
 	go func() { ended <- p.Run(ctx) }()
@@ -122,12 +129,26 @@ func (r *running) dial() net.Conn {
 	return conn
 }
 
+// dialHTTP2 returns a connection that has said hello, and takes all that is sent.
+func (r *running) dialHTTP2() net.Conn {
+	r.t.Helper()
+	conn, err := tls.Dial("tcp", r.addr, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.t.Cleanup(func() { conn.Close() })
+	io.WriteString(conn, http2.ClientPreface)
+	f := http2.NewFramer(conn, nil)
+	f.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1<<31 - 1})
+	f.WriteWindowUpdate(0, 1<<30)
+	return conn
+}
+
 // handler is the chain without a listener.
 func handler(t *testing.T, cfg Config) http.Handler {
 	t.Helper()
 	cfg.setDefaults()
-	p := &Proxy{cfg: cfg, metrics: newMetrics(cfg.Registerer), drain: newDrain()}
-	return p.handler(nil)
+	return newProxy(cfg).handler(nil)
 }
 
 // serveRaw gives h a request as it stands on the wire.

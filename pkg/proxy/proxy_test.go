@@ -318,22 +318,3 @@ func TestListenerThatFailsEndsRun(t *testing.T) {
 		t.Error("Run() on a closed listener = nil, want an error")
 	}
 }
-
-// Pass-through costs, beside a bare ReverseProxy in the same process.
-func BenchmarkPassThrough(b *testing.B) {
-	payload := strings.Repeat("x", 4096)
-	transport := transportFunc(func(*http.Request) (*http.Response, error) { return reply(200, payload), nil })
-	cfg := config(transport)
-	cfg.setDefaults()
-	p := &Proxy{cfg: cfg, metrics: newMetrics(nil), drain: newDrain()}
-	for name, h := range map[string]http.Handler{"chain": p.handler(nil), "bare": p.reverseProxy(nil)} {
-		b.Run(name, func(b *testing.B) {
-			b.ReportAllocs()
-			b.SetBytes(int64(len(payload)))
-			for b.Loop() {
-				req := httptest.NewRequestWithContext(b.Context(), "GET", "/api/v1/namespaces/a/pods/b", nil)
-				h.ServeHTTP(httptest.NewRecorder(), req)
-			}
-		})
-	}
-}

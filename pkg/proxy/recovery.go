@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"runtime"
 	"runtime/debug"
 
 	"k8s.io/klog/v2"
@@ -30,6 +31,7 @@ func Chain(h http.Handler, outermostFirst ...Middleware) http.Handler {
 func WithPanicRecovery(m *metrics) Middleware {
 	return func(next http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+			growStack()
 			r := &response{ResponseWriter: w}
 			defer func() {
 				if cause := recover(); cause != nil {
@@ -40,6 +42,18 @@ func WithPanicRecovery(m *metrics) Middleware {
 		})
 	}
 }
+
+// growStack makes the goroutine's stack as large as a request will need it, while
+// there is little on it to be copied. net/http serves each request of an HTTP/2
+// connection on a new goroutine, and the chain is deep.
+//
+//go:noinline
+func growStack() {
+	var frame [stackBytes]byte
+	runtime.KeepAlive(&frame)
+}
+
+const stackBytes = 4 << 10
 
 func recovered(r *response, req *http.Request, m *metrics, cause any) {
 	if err, ok := cause.(error); ok && errors.Is(err, http.ErrAbortHandler) {

@@ -17,12 +17,15 @@ import (
 const SourceHeader = "Edgehub-Source"
 
 // reverseProxy is the end of the chain: it hands the request to the transport
-// and copies the answer, streams and upgrades included.
+// and copies the answer. What only reads goes a shorter way than what writes,
+// upgrades, or is proxied: most requests do.
 func (p *Proxy) reverseProxy(errorLog *log.Logger) http.Handler {
-	return &httputil.ReverseProxy{
+	transport := sourceReader{p.cfg.Transport}
+	forward := p.forward(transport)
+	everything := &httputil.ReverseProxy{
 		Rewrite:        rewrite,
-		Transport:      sourceReader{p.cfg.Transport},
-		FlushInterval:  -1, // a watch event must not wait for the next one
+		Transport:      transport,
+		FlushInterval:  -1, // nobody knows what a conversation waits for
 		ModifyResponse: p.cfg.ModifyResponse,
 		ErrorHandler: func(w http.ResponseWriter, req *http.Request, err error) {
 			writeError(w, req, p.unavailable(err))
@@ -30,6 +33,13 @@ func (p *Proxy) reverseProxy(errorLog *log.Logger) http.Handler {
 		ErrorLog:   errorLog,
 		BufferPool: bufferPool{},
 	}
+	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		if reads(req) {
+			forward.ServeHTTP(w, req)
+			return
+		}
+		everything.ServeHTTP(w, req)
+	})
 }
 
 // rewrite leaves the choice of the server to the transport. ReverseProxy has
@@ -75,11 +85,13 @@ func (s sourceReader) RoundTrip(req *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
-const copyBufferBytes = 32 << 10
+// proxiedBufferBytes is for what nobody knows: an answer to a write, a large
+// download through a Service, or a stream of small parts.
+const proxiedBufferBytes = 32 << 10
 
-var copyBuffers = sync.Pool{New: func() any { return new([copyBufferBytes]byte) }}
+var proxiedBuffers = sync.Pool{New: func() any { return new([proxiedBufferBytes]byte) }}
 
 type bufferPool struct{}
 
-func (bufferPool) Get() []byte  { return copyBuffers.Get().(*[copyBufferBytes]byte)[:] }
-func (bufferPool) Put(b []byte) { copyBuffers.Put((*[copyBufferBytes]byte)(b)) }
+func (bufferPool) Get() []byte  { return proxiedBuffers.Get().(*[proxiedBufferBytes]byte)[:] }
+func (bufferPool) Put(b []byte) { proxiedBuffers.Put((*[proxiedBufferBytes]byte)(b)) }

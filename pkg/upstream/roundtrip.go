@@ -8,8 +8,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
-	"net/textproto"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -61,18 +61,23 @@ func (u *Upstream) RoundTrip(req *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
+const (
+	authorization = "Authorization"
+	impersonation = "Impersonate-" // and User, Group, Uid, Extra-*
+)
+
 // credential says whether the request brings its own credential, or else may use
 // the node's. It is the only place that decides this.
 func (u *Upstream) credential(req *http.Request) (bearer bool, err error) {
 	impersonates := false
 	for key, values := range req.Header {
-		switch canonical := textproto.CanonicalMIMEHeaderKey(key); {
-		case canonical == "Authorization":
-			if key != canonical || len(values) != 1 || !wholeAuthorization(values[0]) {
+		switch {
+		case strings.EqualFold(key, authorization):
+			if key != authorization || len(values) != 1 || !wholeAuthorization(values[0]) {
 				return false, fmt.Errorf("%w: Authorization is empty, doubled or malformed", ErrCredential)
 			}
 			bearer = true
-		case strings.HasPrefix(canonical, "Impersonate-"):
+		case len(key) >= len(impersonation) && strings.EqualFold(key[:len(impersonation)], impersonation):
 			impersonates = true
 		}
 	}
@@ -132,23 +137,40 @@ func (x *session) roundTrip(req *http.Request, bearer bool) (*http.Response, err
 
 // outgoing is what is sent for req.
 func (e *exchange) outgoing(ctx context.Context, req *http.Request, upgrade bool) *http.Request {
-	out := req.Clone(ctx)
-	out.URL.Scheme, out.URL.Host = "https", e.session.server.name
-	out.URL.User, out.URL.Opaque = nil, ""
-	out.Host, out.RequestURI, out.Close = "", "", false
-	if out.Header == nil {
-		out.Header = http.Header{}
-	}
+	out := req.WithContext(ctx)
+	to := *req.URL
+	to.Scheme, to.Host, to.User, to.Opaque = "https", e.session.server.name, nil, ""
+	out.URL, out.Host, out.RequestURI, out.Close = &to, "", "", false
 	if !upgrade {
-		out.Header.Del("Connection")
-		out.Header.Del("Upgrade")
-		out.Header.Del("Accept-Encoding") // so that the transport asks for gzip and unpacks it
+		out.Header = withoutHop(req.Header)
+	} else if out.Header == nil {
+		out.Header = http.Header{}
 	}
 	if out.Body != nil && out.Body != http.NoBody {
 		e.sent = &requestBody{ReadCloser: out.Body}
 		out.Body = e.sent
 	}
 	return out
+}
+
+// hop are the headers that are not sent on. Without Accept-Encoding the transport
+// asks for gzip and unpacks it.
+var hop = []string{"Connection", "Upgrade", "Accept-Encoding"}
+
+// withoutHop returns h itself if there is nothing to be removed: a transport does
+// not change the headers of its request.
+func withoutHop(h http.Header) http.Header {
+	if h == nil {
+		return http.Header{}
+	}
+	if !slices.ContainsFunc(hop, func(name string) bool { return h[name] != nil }) {
+		return h
+	}
+	h = maps.Clone(h)
+	for _, name := range hop {
+		delete(h, name)
+	}
+	return h
 }
 
 // An exchange is one request and its answer.

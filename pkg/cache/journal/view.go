@@ -7,8 +7,6 @@ import (
 	"container/list"
 	"errors"
 	"fmt"
-	"hash/crc32"
-	"io"
 	"path"
 	"slices"
 	"sync"
@@ -88,53 +86,47 @@ func (l *Log) View() *View {
 // ErrDamaged, together with the error of the file system if there is one. On
 // error dst is returned as it was.
 func (v *View) Read(ref Ref, dst []byte) ([]byte, error) {
+	s, err := v.segment(ref)
+	if err != nil {
+		return dst, err
+	}
+	n, total := len(dst), recordSize+int(ref.Length)
+	out := slices.Grow(dst, total)[:n+total]
+	b := out[n:]
+	if err = s.readAt(b, int64(ref.Offset)); err == nil {
+		_, err = s.check(ref, b)
+	}
+	if err != nil {
+		return dst, v.failed(ref, err)
+	}
+	copy(b, b[recordSize:])
+	return out[:n+int(ref.Length)], nil
+}
+
+// segment returns the segment in which ref is.
+func (v *View) segment(ref Ref) (*segment, error) {
 	if v.closed.Load() {
-		return dst, fmt.Errorf("read: %w", ErrClosed)
+		return nil, fmt.Errorf("read: %w", ErrClosed)
 	}
 	i, ok := slices.BinarySearchFunc(v.segments, ref.Segment, func(s *segment, n uint32) int {
 		return int(int64(s.header.number) - int64(n))
 	})
 	if !ok {
-		return dst, fmt.Errorf("read segment %d: %w", ref.Segment, ErrUnknownRef)
+		return nil, fmt.Errorf("read segment %d: %w", ref.Segment, ErrUnknownRef)
 	}
 	s := v.segments[i]
 	if int64(ref.Offset)+recordSize+int64(ref.Length) > s.end.Load() || ref.Offset < headerFixed {
-		return dst, fmt.Errorf("read segment %d at %d: %w", ref.Segment, ref.Offset, ErrUnknownRef)
+		return nil, fmt.Errorf("read segment %d at %d: %w", ref.Segment, ref.Offset, ErrUnknownRef)
 	}
-	out, err := s.read(ref, dst)
-	if err != nil {
-		if errors.Is(err, ErrDamaged) {
-			v.log.j.stats.reads.Add(1)
-		}
-		return dst, fmt.Errorf("read segment %d at %d: %w", ref.Segment, ref.Offset, err)
-	}
-	return out, nil
+	return s, nil
 }
 
-// read fetches header and body with one pread and drops the header.
-func (s *segment) read(ref Ref, dst []byte) ([]byte, error) {
-	files := &s.log.j.files
-	h, err := files.acquire(s)
-	if err != nil {
-		return nil, err
+// failed counts a read that found damage.
+func (v *View) failed(ref Ref, err error) error {
+	if errors.Is(err, ErrDamaged) {
+		v.log.j.stats.reads.Add(1)
 	}
-	defer files.release(h)
-	n := len(dst)
-	total := recordSize + int(ref.Length)
-	dst = slices.Grow(dst, total)[:n+total]
-	b := dst[n:]
-	if got, err := h.file.ReadAt(b, int64(ref.Offset)); got != len(b) {
-		if err == nil || errors.Is(err, io.EOF) {
-			err = io.ErrUnexpectedEOF
-		}
-		return nil, fmt.Errorf("%w: %w", ErrDamaged, err)
-	}
-	r, ok := decodeRecord(b, s.seed, int64(ref.Offset))
-	if !ok || r.kind > maxKind || r.bodyLen != ref.Length || crc32.Checksum(b[recordSize:], castagnoli) != r.bodyCRC {
-		return nil, ErrDamaged
-	}
-	copy(b, b[recordSize:])
-	return dst[:n+int(ref.Length)], nil
+	return fmt.Errorf("read segment %d at %d: %w", ref.Segment, ref.Offset, err)
 }
 
 // Close gives the segments back. Only the first call does something.

@@ -21,6 +21,7 @@ package contract
 import (
 	"errors"
 	"net/http"
+	"net/url"
 	"slices"
 	"strings"
 	"time"
@@ -108,6 +109,8 @@ func (c *Contract) RoundTrip(req *http.Request) (*http.Response, error) {
 	return c.cfg.Next.RoundTrip(req)
 }
 
+func isDryRun(u *url.URL) bool { return u.RawQuery != "" && u.Query().Has("dryRun") }
+
 const nodeUserPrefix = "system:node:"
 
 // rule is how a request is treated, nil for one that is passed on. What is asked
@@ -115,7 +118,14 @@ const nodeUserPrefix = "system:node:"
 func (c *Contract) rule(req *http.Request) func(*http.Request) (*http.Response, error) {
 	info, known := request.RequestInfoFrom(req.Context())
 	u, authenticated := request.UserFrom(req.Context())
-	if !known || !authenticated || !info.IsResourceRequest || req.Method == http.MethodHead || req.URL.Query().Has("dryRun") {
+	if !known || !authenticated || !info.IsResourceRequest || req.Method == http.MethodHead || isDryRun(req.URL) {
+		return nil
+	}
+	if info.Verb == "list" || info.Verb == "watch" {
+		return nil
+	}
+	node, ok := c.nodeName(u)
+	if !ok && info.Verb != "create" {
 		return nil
 	}
 	what := info.Verb + " " + info.Resource
@@ -128,7 +138,6 @@ func (c *Contract) rule(req *http.Request) func(*http.Request) (*http.Response, 
 	if what == "create serviceaccounts/token" && info.APIVersion == "v1" {
 		return c.createTokenRequest // of any user: each has records of its own
 	}
-	node, ok := c.nodeName(u)
 	if !ok {
 		return nil
 	}

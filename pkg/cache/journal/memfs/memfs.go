@@ -63,6 +63,9 @@ type FS struct {
 	ops     int
 	crashAt int
 	fault   Fault
+	stall   func(Op) bool
+	stalled int
+	resume  *sync.Cond // on mu
 	brutal  bool
 	locks   map[string]bool
 	open    int
@@ -113,7 +116,9 @@ type file struct {
 
 // New returns an empty file system.
 func New() *FS {
-	return &FS{root: newDir(), rng: rand.New(rand.NewPCG(1, 2)), locks: map[string]bool{}}
+	f := &FS{root: newDir(), rng: rand.New(rand.NewPCG(1, 2)), locks: map[string]bool{}}
+	f.resume = sync.NewCond(&f.mu)
+	return f
 }
 
 // Ops is the number of operations so far.
@@ -143,6 +148,22 @@ func (f *FS) SetFault(fault Fault) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.fault = fault
+}
+
+// SetStall makes the operations of which stall is true wait, as on a disk that
+// hangs, while others go on. nil lets all of them go on.
+func (f *FS) SetStall(stall func(Op) bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.stall = stall
+	f.resume.Broadcast()
+}
+
+// Stalled is the number of operations that wait.
+func (f *FS) Stalled() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.stalled
 }
 
 // SetBrutal makes a Sync that fails destroy the first sector that it was to
@@ -287,6 +308,11 @@ func (f *file) kept(keep func(int64) bool, size int64) []byte {
 // begin counts an operation and decides what becomes of it.
 func (f *FS) begin(name, p string) error {
 	f.ops++
+	for op := (Op{N: f.ops, Name: name, Path: p}); f.stall != nil && f.stall(op); {
+		f.stalled++
+		f.resume.Wait()
+		f.stalled--
+	}
 	if f.crashAt > 0 && f.ops >= f.crashAt {
 		return ErrCrashed
 	}
