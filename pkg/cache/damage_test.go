@@ -63,13 +63,14 @@ func TestReadDuringRewrite(t *testing.T) {
 			func() {
 				// The file system is busy here, so a good read would wait for ever.
 				s := theScope(t, h)
-				l.mu.RLock()
-				w := s.initial()
-				l.mu.RUnlock()
+				l.mu.Lock()
+				w := s.listing().bodies()
+				l.mu.Unlock()
 				done := make(chan error, 1)
 				go func() {
-					_, err := s.readItem(&w, w.items[0], nil)
+					_, err := w.read()
 					w.close()
+					w.listing.close()
 					done <- err
 				}()
 				select {

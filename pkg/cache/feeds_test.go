@@ -199,6 +199,40 @@ func TestNarrowerWatchJoins(t *testing.T) {
 	}
 }
 
+// What may be as old as a live feed does not go to the API server.
+func TestLiveFeedAnswers(t *testing.T) {
+	server := newFakeServer()
+	server.put("configmaps/a/one", "1")
+	server.put("configmaps/b/two", "2")
+	h := startHub(t, t.TempDir(), server)
+	w := h.watchAs(alice, allMaps+watchList)
+	w.want("ADDED a/one=1@101", "ADDED b/two=2@102", "SYNCED @102")
+	server.put("configmaps/b/two", "2b")
+	w.want("MODIFIED b/two=2b@103")
+	for path, want := range map[string]string{
+		allMaps + "?resourceVersion=0":                                     "[a/one=1 b/two=2b]",
+		"/api/v1/namespaces/b/configmaps?resourceVersion=0":                "[b/two=2b]",
+		allMaps + "?resourceVersion=0&labelSelector=text%3D1":              "[a/one=1]",
+		allMaps + "?resourceVersion=103&resourceVersionMatch=NotOlderThan": "[a/one=1 b/two=2b]",
+		allMaps + "?resourceVersion=0&fieldSelector=metadata.name%3Dtwo":   "[b/two=2b]",
+	} {
+		if got := fmt.Sprint(texts(t, h.body(alice, path))); got != want {
+			t.Errorf("%s = %s, want %s", path, got, want)
+		}
+	}
+	if got := texts(t, `{"items":[`+h.body(alice, "/api/v1/namespaces/b/configmaps/two?resourceVersion=0")+"]}"); fmt.Sprint(got) != "[b/two=2b]" {
+		t.Errorf("get = %s", got)
+	}
+	if got := server.seen(); len(got) != 1 {
+		t.Errorf("upstream was asked %q, want one watch", got)
+	}
+	h.body(alice, "/api/v1/namespaces/b/configmaps/two")
+	h.body(alice, allMaps)
+	if got := server.seen(); len(got) != 3 {
+		t.Errorf("upstream was asked %q, want a get and a list in addition", got)
+	}
+}
+
 // A feed goes on with the credential of a request that is still open.
 func TestFeedChangesCredential(t *testing.T) {
 	server := newFakeServer()

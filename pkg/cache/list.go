@@ -57,33 +57,44 @@ func (c *Cache) listFromFeed(req *http.Request, q *query) *http.Response {
 	if l == nil {
 		return nil
 	}
-	w := l.liveListing(q)
+	w, key := l.liveListing(q)
 	if w == nil {
 		return nil
 	}
-	resp, err := c.serveList(req, w, w.key, sourceFeed)
+	resp, err := c.serveList(req, w, key, sourceFeed)
 	if err != nil {
 		return nil // the API server has it
 	}
 	return resp
 }
 
-// liveListing returns what the live feed of the very scope holds, if it is not
-// behind what the user has seen.
-func (l *log) liveListing(q *query) *listing {
+// liveListing returns what a live feed holds of what is asked for, if it is not
+// behind what the user has seen: the very scope's, or that of one with more. key is
+// the question in its representation.
+func (l *log) liveListing(q *query) (w *listing, key Key) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	reps := l.offered(q)
 	if len(reps) == 0 {
-		return nil
+		return nil, key
 	}
-	key := q.key
+	key = q.key
 	key.Representation = reps[0]
-	s := l.scopes[key]
-	if s == nil || s.feed == nil || !s.feed.live || !s.complete || l.behind(s, key, q.atLeast()) {
-		return nil
+	if s := l.scopes[key]; s != nil && l.serves(s, key, q) {
+		return s.listing(), key
 	}
-	return s.listing()
+	for _, s := range l.scopes {
+		if s.key.covers(key) && l.serves(s, key, q) {
+			return s.listing(), key
+		}
+	}
+	return nil, key
+}
+
+// serves reports whether a scope is live, and not behind what the user has seen of
+// key. The caller holds mu.
+func (l *log) serves(s *scope, key Key, q *query) bool {
+	return s.feed != nil && s.feed.live && s.complete && !l.behind(s, key, q.atLeast())
 }
 
 // replayList answers while the link is down, from the newest scope of the user
@@ -204,8 +215,9 @@ func (s *scope) damagedRead() {
 	s.expire()
 }
 
-// get answers a get: from upstream, and when that is away, from the newest record
-// of the object.
+// get answers a get: from a live feed where resourceVersion=0 or one to be at least
+// allows that, else from upstream, and when that is away, from the newest record of
+// the object.
 func (c *Cache) get(req *http.Request, q query) (*http.Response, error) {
 	if q.opaque {
 		resp, err := c.roundTripResponse(req, q.name, q.accepted)
@@ -218,6 +230,9 @@ func (c *Cache) get(req *http.Request, q query) (*http.Response, error) {
 		}
 		return c.replay(req, &q, "get", c.replayGet)
 	}
+	if resp := c.getFromFeed(req, &q); resp != nil {
+		return resp, nil
+	}
 	resp, err := c.pass(req)
 	switch {
 	case err == nil:
@@ -227,6 +242,59 @@ func (c *Cache) get(req *http.Request, q query) (*http.Response, error) {
 		return c.replay(req, &q, "get", c.replayGet)
 	}
 	return nil, err
+}
+
+// getFromFeed answers from a live scope that holds the object; nil where there is
+// none. That an object does not exist, only the API server says while it can.
+func (c *Cache) getFromFeed(req *http.Request, q *query) *http.Response {
+	if rv := q.opts.ResourceVersion; rv != "0" && !validRV(rv) || !c.cfg.Upstream.Up() {
+		return nil
+	}
+	l := c.logIfKnown(q.name)
+	if l == nil {
+		return nil
+	}
+	w := l.liveObject(q)
+	if w == nil {
+		return nil
+	}
+	resp, err := c.serveObject(req, w, sourceFeed)
+	if err != nil {
+		return nil // the API server has it
+	}
+	return resp
+}
+
+func (l *log) liveObject(q *query) *listing {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	reps := l.offered(q)
+	if len(reps) == 0 {
+		return nil
+	}
+	key := q.key
+	key.Representation = reps[0]
+	for _, s := range l.scopes {
+		if o := s.objects[objectKey(key.Namespace, key.Name)]; o != nil && s.key.Representation == key.Representation && l.serves(s, key, q) {
+			return s.listingOf([]*object{o})
+		}
+	}
+	return nil
+}
+
+// serveObject answers with the one object of a listing, and closes that. It reads
+// the disk, so the caller must not hold the log's lock.
+func (c *Cache) serveObject(req *http.Request, w *listing, source string) (*http.Response, error) {
+	defer w.close()
+	b := w.bodies()
+	defer b.close()
+	bare, err := b.read()
+	if err != nil {
+		return nil, errNarrow(w.scope, err)
+	}
+	resp := c.newResponse(req, w.key.ContentType(), source)
+	setBody(resp, w.shape.AppendObject(nil, bare))
+	return resp, nil
 }
 
 // replayGet answers a get while the link is down. 404 is only said when a scope
@@ -240,16 +308,7 @@ func (c *Cache) replayGet(req *http.Request, q *query) (*http.Response, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer w.close()
-	b := w.bodies()
-	defer b.close()
-	bare, err := b.read()
-	if err != nil {
-		return nil, errNarrow(w.scope, err)
-	}
-	resp := c.newResponse(req, w.key.ContentType(), sourceReplay)
-	setBody(resp, w.shape.AppendObject(nil, bare))
-	return resp, nil
+	return c.serveObject(req, w, sourceReplay)
 }
 
 // newest returns a listing of the one object that is asked for, from the scope that

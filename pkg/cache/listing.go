@@ -10,7 +10,6 @@ import (
 	"iter"
 	"maps"
 	"slices"
-	"strings"
 	"sync"
 
 	"github.com/edgehub/edgehub/pkg/cache/journal"
@@ -128,10 +127,7 @@ func (w *listing) narrow(key Key) error {
 	if err != nil {
 		return err
 	}
-	w.items = slices.DeleteFunc(w.items, func(i listItem) bool {
-		namespace, name, _ := strings.Cut(i.key, "/")
-		return key.Namespace != "" && namespace != key.Namespace || key.Name != "" && name != key.Name
-	})
+	w.narrowKeys(key)
 	if sel.Empty() {
 		return nil
 	}
@@ -152,6 +148,11 @@ func (w *listing) narrow(key Key) error {
 	}
 	w.items = kept
 	return nil
+}
+
+// narrowKeys leaves what has the namespace and name of key.
+func (w *listing) narrowKeys(key Key) {
+	w.items = slices.DeleteFunc(w.items, func(i listItem) bool { return !key.names(i.key) })
 }
 
 // bodies reads the objects of a listing one after the other.

@@ -309,7 +309,7 @@ func (s *scope) reset() {
 	s.log.touch(true)
 }
 
-// A window is what a watcher gets before it follows the feed.
+// A window is what a watcher that resumes gets before it follows the feed.
 type window struct {
 	items []windowItem
 	view  *pinnedView
@@ -321,16 +321,6 @@ type windowItem struct {
 	ref  journal.Ref
 	key  string
 	rv   string // of a deletion
-}
-
-// initial returns the whole state as ADDED, in key order.
-func (s *scope) initial() window {
-	w := window{view: s.log.view(), items: make([]windowItem, 0, len(s.objects))}
-	for _, o := range s.objects {
-		w.items = append(w.items, windowItem{kind: watch.Added, bare: o.bare, ref: o.ref, key: o.key})
-	}
-	slices.SortFunc(w.items, func(a, b windowItem) int { return strings.Compare(a.key, b.key) })
-	return w
 }
 
 // narrowKeys leaves in the window what has the namespace and name of key.

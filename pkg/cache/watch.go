@@ -17,7 +17,8 @@ import (
 )
 
 const (
-	// watchBytes is about how much a watcher prepares at a time.
+	// watchBytes is about how much a watcher prepares at a time, or more where more is
+	// asked for.
 	watchBytes = 16 << 10
 	// idleBytes is how much buffer a watcher keeps while nothing happens.
 	idleBytes = 1 << 10
@@ -36,7 +37,8 @@ type watcher struct {
 	shape  codec.Shape
 	ctx    context.Context
 
-	window  window
+	state   *bodies  // what there was at first, nil once that is told
+	window  window   // or what has happened since the client was away
 	next    int      // of window.items, or of staging.list
 	staging *staging // while the feed's first sync is under way
 	queue   queue
@@ -49,6 +51,7 @@ type watcher struct {
 	pending []*event // taken from the queue
 	last    []byte   // final frame, once the queue has ended
 	timeout *time.Timer
+	much    int // how much to prepare
 	buf     []byte
 	scratch []byte
 	over    bool // nothing follows pending and last
@@ -74,7 +77,7 @@ func newWatcher(req *http.Request, s *scope, q *query, holder caller) *watcher {
 		s.watchers[w] = struct{}{}
 	default:
 		w.cursor = s.rv
-		w.window = s.initial()
+		w.state = s.listing().bodies()
 		s.watchers[w] = struct{}{}
 	}
 	if compareRV(s.rv, w.cursor) > 0 {
@@ -83,6 +86,9 @@ func newWatcher(req *http.Request, s *scope, q *query, holder caller) *watcher {
 	w.key.Representation = s.key.Representation
 	if w.key != s.key {
 		w.window.narrowKeys(w.key)
+		if w.state != nil {
+			w.state.narrowKeys(w.key)
+		}
 	}
 	return w
 }
@@ -113,7 +119,7 @@ func (w *watcher) finish(last []byte) { w.queue.end(last) }
 // time-out or the end of the request.
 func (w *watcher) Read(p []byte) (int, error) {
 	if len(w.buf) == 0 {
-		w.buf = w.scratch[:0]
+		w.buf, w.much = w.scratch[:0], max(len(p), watchBytes)
 		if err := w.fill(); err != nil {
 			return 0, err
 		}
@@ -128,7 +134,7 @@ func (w *watcher) Read(p []byte) (int, error) {
 
 // quiet reports whether there is nothing to say at the moment.
 func (w *watcher) quiet() bool {
-	return w.staging == nil && len(w.pending) == 0 && w.next >= len(w.window.items) && len(w.queue.wake) == 0
+	return w.staging == nil && w.state == nil && len(w.pending) == 0 && w.next >= len(w.window.items) && len(w.queue.wake) == 0
 }
 
 // fill prepares at least one frame.
@@ -141,6 +147,8 @@ func (w *watcher) fill() error {
 		switch {
 		case w.staging != nil:
 			err = w.fillStaged()
+		case w.state != nil:
+			err = w.fillState()
 		case w.next < len(w.window.items):
 			err = w.fillWindow()
 		default:
@@ -153,10 +161,35 @@ func (w *watcher) fill() error {
 	return nil
 }
 
-// fillWindow takes the next objects of the window.
+// fillState takes the next objects of the state.
+func (w *watcher) fillState() error {
+	for w.state.next < len(w.state.items) && len(w.buf) < w.much {
+		bare, err := w.state.read()
+		if err != nil {
+			w.scope.damagedRead()
+			return err
+		}
+		w.buf = w.shape.AppendFrame(w.buf, watch.Added, bare)
+	}
+	if w.state.next == len(w.state.items) {
+		w.closeState()
+		w.endWindow(w.cursor)
+	}
+	return nil
+}
+
+func (w *watcher) closeState() {
+	if w.state != nil {
+		w.state.close()
+		w.state.listing.close()
+		w.state = nil
+	}
+}
+
+// fillWindow takes the next events of the window.
 func (w *watcher) fillWindow() error {
 	var scratch []byte
-	for w.next < len(w.window.items) && len(w.buf) < watchBytes {
+	for w.next < len(w.window.items) && len(w.buf) < w.much {
 		i := w.window.items[w.next]
 		bare, err := w.scope.readItem(&w.window, i, scratch)
 		if err != nil {
@@ -194,7 +227,7 @@ func (w *watcher) fillStaged() error {
 	st := w.staging
 	changed := st.changed
 	end := w.next
-	for size := 0; end < len(st.list) && size < watchBytes; end++ {
+	for size := 0; end < len(st.list) && size < w.much; end++ {
 		size += int(st.list[end].object.size)
 	}
 	batch := st.list[w.next:end]
@@ -249,7 +282,7 @@ func (w *watcher) fillLive() error {
 			return w.wait(w.queue.wake)
 		}
 	}
-	for len(w.pending) > 0 && len(w.buf) < watchBytes {
+	for len(w.pending) > 0 && len(w.buf) < w.much {
 		e := w.pending[0]
 		w.pending[0], w.pending = nil, w.pending[1:]
 		if err := w.append(e); err != nil {
@@ -295,6 +328,7 @@ func (w *watcher) Close() error {
 	if st := w.staging; st != nil {
 		delete(st.watchers, w)
 	}
+	w.closeState()
 	w.window.close()
 	w.timeout.Stop()
 	w.feed.release(w.holder)
