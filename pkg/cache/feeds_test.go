@@ -329,3 +329,37 @@ func TestStrictInitialList(t *testing.T) {
 	server.setDown(true)
 	h.watchAs(alice, allMaps+watchList).want("ADDED a/one=1@101", "SYNCED @101")
 }
+
+// Without a feed that would notice, a consistent list does.
+func TestListAfterAReset(t *testing.T) {
+	server := newFakeServer()
+	server.put("configmaps/a/one", "1")
+	restore := server.backup()
+	server.put("configmaps/a/two", "2")
+	h := startHub(t, t.TempDir(), server)
+	h.body(alice, allMaps)
+	restore()
+	for range 2 { // the first finds it out
+		if got := texts(t, h.body(alice, allMaps)); len(got) != 1 {
+			t.Errorf("list = %v, want one object", got)
+		}
+	}
+	server.setDown(true)
+	if got := texts(t, h.body(alice, allMaps)); len(got) != 1 {
+		t.Errorf("list offline = %v, want what was restored", got)
+	}
+}
+
+// A list that takes any state asks for none that is older than what was shown.
+func TestAnyIsNotOlderThanShown(t *testing.T) {
+	server := newFakeServer()
+	server.put("configmaps/a/one", "1")
+	h := startHub(t, t.TempDir(), server)
+	h.body(alice, allMaps)
+	h.body(alice, allMaps+"?resourceVersion=0&limit=500")
+	h.body(alice, mapsOfA+"/one?resourceVersion=0")
+	want := "GET /api/v1/configmaps, GET /api/v1/configmaps?resourceVersion=101&resourceVersionMatch=NotOlderThan, GET /api/v1/namespaces/a/configmaps/one?resourceVersion=101"
+	if got := strings.Join(server.seen(), ", "); got != want {
+		t.Errorf("upstream was asked %s, want %s", got, want)
+	}
+}

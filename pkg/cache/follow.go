@@ -142,7 +142,7 @@ func (f *feed) forgetHistory(now string) {
 	f.scope.expire()
 	f.reset = true
 	l.mu.Unlock()
-	l.c.historyReset(now)
+	l.c.historyReset(now, sameResource(l.name.gvr()))
 }
 
 // catchUpPatience is how long a feed that was resumed waits for what has happened

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/endpoints/request"
 
 	"github.com/edgehub/edgehub/pkg/codec"
@@ -66,9 +67,31 @@ func (g *guard) now(ctx context.Context) (string, error) {
 		return "", fmt.Errorf("read how far the history goes: %w", err)
 	}
 	g.mu.Lock()
-	defer g.mu.Unlock()
+	before := g.rv
 	g.begun, g.rv = begun, rv
+	g.mu.Unlock()
+	if before == "" {
+		before = g.recorded()
+	}
+	if rv != "" && compareRV(rv, before) < 0 {
+		g.c.historyReset(rv, func(*log) bool { return true })
+	}
 	return rv, nil
+}
+
+// recorded is the newest resourceVersion of Nodes that is on record.
+func (g *guard) recorded() (rv string) {
+	for _, l := range g.c.allLogs() {
+		if l.name.gvr() != (schema.GroupVersionResource{Version: "v1", Resource: "nodes"}) {
+			continue
+		}
+		l.mu.RLock()
+		for _, s := range l.allScopes() {
+			rv = maxRV(rv, s.newest())
+		}
+		l.mu.RUnlock()
+	}
+	return rv
 }
 
 func (g *guard) since(asked time.Time) (string, bool) {
@@ -154,25 +177,33 @@ func (f *feed) sameHistory(ctx context.Context, rv string) (now string, err erro
 	return now, &resetError{now: now}
 }
 
-// historyReset forgets what was recorded of a history that is no more, because etcd
-// was restored to a state at now: in all logs, whatever is ahead of it. Feeds find
-// that out by themselves. resourceVersions may go back here, and only here.
-func (c *Cache) historyReset(now string) {
+// historyReset forgets what some logs recorded of a history that is no more, because
+// etcd was restored to a state at now: whatever is ahead of it and not followed. Feeds
+// find out by themselves. resourceVersions may go back here, and only here.
+func (c *Cache) historyReset(now string, of func(*log) bool) {
 	c.metrics.historyResets.Inc()
 	for _, l := range c.allLogs() {
-		l.mu.Lock()
-		l.shown = map[Key]string{}
-		for _, s := range l.allScopes() {
-			switch {
-			case s.feed != nil || compareRV(s.newest(), now) <= 0:
-			case s.single:
-				l.drop(s)
-			default:
-				s.endWatchers(func(*watcher) bool { return true })
-				l.drop(s)
-			}
+		if of(l) {
+			l.historyReset(now)
 		}
-		l.mu.Unlock()
+	}
+}
+
+// sameResource are the logs of one resource, of all users: what they hold comes from
+// one etcd. Another resource's may come from another one, or from another API server.
+func sameResource(gvr schema.GroupVersionResource) func(*log) bool {
+	return func(l *log) bool { return l.name.gvr() == gvr }
+}
+
+func (l *log) historyReset(now string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.shown = map[Key]string{}
+	for _, s := range l.allScopes() {
+		if s.feed == nil && compareRV(s.newest(), now) > 0 {
+			s.endWatchers(func(*watcher) bool { return true })
+			l.drop(s)
+		}
 	}
 }
 

@@ -36,15 +36,58 @@ func (c *Cache) list(req *http.Request, q query) (*http.Response, error) {
 		}
 		return c.replay(req, &q, "list", c.replayList)
 	}
-	resp, err := c.pass(req)
+	floor := c.recordedFor(&q)
+	resp, err := c.pass(c.notOlder(req, &q))
 	switch {
 	case err == nil:
-		c.recordList(resp, &q)
+		c.recordList(resp, &q, floor)
 		return resp, nil
 	case c.unavailable(err):
 		return c.replay(req, &q, "list", c.replayList)
 	}
 	return nil, err
+}
+
+// notOlder makes a list or get that would take any state ask for one that is not
+// older than what the user has been shown: this time it may be another API server
+// that answers, and they lag behind each other.
+func (c *Cache) notOlder(req *http.Request, q *query) *http.Request {
+	l := c.logIfKnown(q.name)
+	if l == nil || q.opts.ResourceVersion != "0" || q.opts.ResourceVersionMatch != "" {
+		return req
+	}
+	l.mu.RLock()
+	shown := l.shownOf(q.key, nil)
+	l.mu.RUnlock()
+	if shown == "" {
+		return req
+	}
+	values := req.URL.Query()
+	values.Set("resourceVersion", shown)
+	if !q.get {
+		values.Set("resourceVersionMatch", string(metav1.ResourceVersionMatchNotOlderThan))
+		values.Del("limit") // which resourceVersion=0 has the API server ignore
+	}
+	u := *req.URL
+	u.RawQuery = values.Encode()
+	req = req.WithContext(req.Context())
+	req.URL = &u
+	return req
+}
+
+// recordedFor returns at which resourceVersion the scope of a consistent list is
+// before the list is asked for: its answer cannot be older than that.
+func (c *Cache) recordedFor(q *query) string {
+	l := c.logIfKnown(q.name)
+	if l == nil || q.opts.ResourceVersion != "" || q.opts.Continue != "" {
+		return ""
+	}
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	if s := l.scopes[q.key]; s != nil && s.complete {
+		return s.rv
+	}
+	return ""
 }
 
 // listFromFeed answers from a feed that is live and not behind what the user has
@@ -233,7 +276,7 @@ func (c *Cache) get(req *http.Request, q query) (*http.Response, error) {
 	if resp := c.getFromFeed(req, &q); resp != nil {
 		return resp, nil
 	}
-	resp, err := c.pass(req)
+	resp, err := c.pass(c.notOlder(req, &q))
 	switch {
 	case err == nil:
 		c.recordGet(resp, &q)

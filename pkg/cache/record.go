@@ -41,6 +41,7 @@ type listRecorder struct {
 	staging *staging
 	first   bool // page of its list
 	rv      string
+	floor   string // the answer is as new as this, or of another history
 	decoder *codec.ListDecoder // nil once recording is over
 
 	scope *scope // of the key, while a part is decoded
@@ -54,7 +55,8 @@ type listRecorder struct {
 
 // recordList lets a list answer be recorded, if it is a state: not an exact one,
 // and, where it has pages, all of them at one resourceVersion.
-func (c *Cache) recordList(resp *http.Response, q *query) {
+// An answer that is older than floor says that the API server's history was reset.
+func (c *Cache) recordList(resp *http.Response, q *query, floor string) {
 	if c.revoke(resp, q); resp.StatusCode != http.StatusOK {
 		return
 	}
@@ -63,7 +65,7 @@ func (c *Cache) recordList(resp *http.Response, q *query) {
 		return
 	}
 	l := c.logOf(q.name)
-	r := &listRecorder{body: resp.Body, l: l, rep: rep, key: q.key, staging: newStaging(), first: true, compare: true}
+	r := &listRecorder{body: resp.Body, l: l, rep: rep, key: q.key, floor: floor, staging: newStaging(), first: true, compare: true}
 	r.key.Representation = rep
 	if token := q.opts.Continue; token != "" {
 		p := l.takePage(token)
@@ -208,6 +210,12 @@ func (r *listRecorder) finish() {
 	}
 	r.decoder = nil
 	l := r.l
+	if compareRV(list.ResourceVersion, r.floor) < 0 {
+		// What it shares with the state is of the other history; the next one is kept.
+		l.c.historyReset(list.ResourceVersion, sameResource(l.name.gvr()))
+		l.c.metrics.abandoned.WithLabelValues("history reset").Inc()
+		return
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.saw(r.key, list.ResourceVersion)

@@ -83,6 +83,7 @@ func newWatcher(req *http.Request, s *scope, q *query, holder caller) *watcher {
 	if compareRV(s.rv, w.cursor) > 0 {
 		w.cursor = s.rv
 	}
+	s.told = maxRV(s.told, w.cursor)
 	w.key.Representation = s.key.Representation
 	if w.key != s.key {
 		w.window.narrowKeys(w.key)
