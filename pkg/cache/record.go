@@ -41,7 +41,7 @@ type listRecorder struct {
 	staging *staging
 	first   bool // page of its list
 	rv      string
-	floor   string // the answer is as new as this, or of another history
+	floor   string             // the answer is as new as this, or of another history
 	decoder *codec.ListDecoder // nil once recording is over
 
 	scope *scope // of the key, while a part is decoded

@@ -45,9 +45,6 @@ func (o *object) place() ([]byte, journal.Ref) {
 
 func objectKey(namespace, name string) string { return namespace + "/" + name }
 
-func (o *object) namespace() string { ns, _, _ := strings.Cut(o.key, "/"); return ns }
-func (o *object) name() string      { _, n, _ := strings.Cut(o.key, "/"); return n }
-
 // newObject reads the metadata of a bare object that the caller gives away.
 func newObject(rep codec.Representation, bare []byte) (*object, codec.Meta, error) {
 	m, err := codec.ReadMeta(rep, bare)

@@ -324,7 +324,7 @@ func TestServingCertificateMadeWithAWrongClock(t *testing.T) {
 		if got, want := s.ca.cert.NotAfter, saneClock.Add(caLife); !got.Equal(want) {
 			t.Errorf("the CA ends at %v, want %v", got, want)
 		}
-		<-time.After(saneClock.Sub(time.Now()) + 365*24*time.Hour)
+		<-time.After(time.Until(saneClock) + 365*24*time.Hour)
 		if err := trusted(t, ca, leafOf(t, s), "127.0.0.1", time.Now()); err != nil {
 			t.Errorf("Verify() once the clock is right = %v, want nil", err)
 		}

@@ -158,7 +158,7 @@ func TestReviewErrorOfKnownToken(t *testing.T) {
 		f := newFixture(t)
 		token := jwtFor(time.Hour)
 		f.want(t, withToken(token), "alice", nil)
-		time.Sleep(acceptedFor)
+		<-time.After(acceptedFor)
 		f.answer(func(*http.Request) (*http.Response, error) { return answer(500, "{}"), nil })
 		f.want(t, withToken(token), "", ErrUnavailable)
 		f.down.Store(true)
@@ -185,7 +185,7 @@ func TestLinkLostDuringReview(t *testing.T) {
 				return nil, req.Context().Err()
 			},
 		} {
-			time.Sleep(acceptedFor)
+			<-time.After(acceptedFor)
 			f.answer(rt)
 			start := time.Now()
 			f.want(t, withToken(token), "alice", nil)
@@ -201,10 +201,10 @@ func TestVerdictTimes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFixture(t)
 		f.want(t, withToken("tok"), "alice", nil)
-		time.Sleep(acceptedFor - time.Second)
+		<-time.After(acceptedFor - time.Second)
 		f.want(t, withToken("tok"), "alice", nil)
 		f.wantReviews(t, 1)
-		time.Sleep(time.Second)
+		<-time.After(time.Second)
 		f.want(t, withToken("tok"), "alice", nil)
 		f.wantReviews(t, 2)
 
@@ -212,11 +212,11 @@ func TestVerdictTimes(t *testing.T) {
 		f.answer(func(*http.Request) (*http.Response, error) { return answer(401, "{}"), nil })
 		f.want(t, withToken("tok2"), "", ErrUnauthenticated)
 		f.wantReviews(t, 3)
-		time.Sleep(rejectedFor - time.Second)
+		<-time.After(rejectedFor - time.Second)
 		f.want(t, withToken("tok2"), "", ErrUnauthenticated)
 		f.want(t, withToken("tok"), "alice", nil)
 		f.wantReviews(t, 3)
-		time.Sleep(time.Second)
+		<-time.After(time.Second)
 		f.answer(func(*http.Request) (*http.Response, error) { return answer(201, review("bob")), nil })
 		f.want(t, withToken("tok2"), "bob", nil)
 		f.wantReviews(t, 4)
@@ -229,7 +229,7 @@ func TestVerdictEndsWithToken(t *testing.T) {
 		f := newFixture(t)
 		token := jwtFor(30 * time.Second)
 		f.want(t, withToken(token), "alice", nil)
-		time.Sleep(30 * time.Second)
+		<-time.After(30 * time.Second)
 		f.answer(func(*http.Request) (*http.Response, error) { return answer(401, "{}"), nil })
 		f.want(t, withToken(token), "", ErrUnauthenticated)
 		f.wantReviews(t, 2)
@@ -260,7 +260,7 @@ func TestOffline(t *testing.T) {
 				token := tc.token()
 				f.want(t, withToken(token), "alice", nil)
 				f.down.Store(true)
-				time.Sleep(tc.after)
+				<-time.After(tc.after)
 				if tc.restart {
 					f.restart(t)
 				}
@@ -312,7 +312,7 @@ func TestRejectionEndsStoredVerdict(t *testing.T) {
 		f := newFixture(t)
 		token := jwtFor(1000 * time.Hour)
 		f.want(t, withToken(token), "alice", nil)
-		time.Sleep(acceptedFor)
+		<-time.After(acceptedFor)
 		f.answer(func(*http.Request) (*http.Response, error) { return answer(401, "{}"), nil })
 		f.want(t, withToken(token), "", ErrUnauthenticated)
 		if raw, _ := f.verdicts.Load(keyOf(token)); len(raw) != 0 {
@@ -320,7 +320,7 @@ func TestRejectionEndsStoredVerdict(t *testing.T) {
 		}
 		f.down.Store(true)
 		f.want(t, withToken(token), "", ErrUnauthenticated) // still remembered
-		time.Sleep(rejectedFor)
+		<-time.After(rejectedFor)
 		f.want(t, withToken(token), "", ErrUnavailable)
 		f.restart(t)
 		f.want(t, withToken(token), "", ErrUnavailable)
@@ -357,7 +357,7 @@ func TestStoredVerdicts(t *testing.T) {
 		// A day of use: nothing new about the one, the time of the other every hour.
 		stores := f.verdicts.stores
 		for range 24 * 20 {
-			time.Sleep(3 * time.Minute)
+			<-time.After(3 * time.Minute)
 			f.want(t, withToken(token), "alice", nil)
 			f.want(t, withToken("opaque"), "alice", nil)
 		}
@@ -365,7 +365,7 @@ func TestStoredVerdicts(t *testing.T) {
 			t.Errorf("writes in a day = %d, want 24", got)
 		}
 		// Another identity is news.
-		time.Sleep(acceptedFor)
+		<-time.After(acceptedFor)
 		f.answer(func(*http.Request) (*http.Response, error) { return answer(201, review("carol")), nil })
 		f.want(t, withToken(token), "carol", nil)
 		f.restart(t)
