@@ -38,9 +38,9 @@ fuzz: ## every fuzz test for FUZZTIME (30s) each
 		done; done
 
 .PHONY: bench
-bench: binaries ## edgehub beside what one would take instead, on a real API server
+bench: binaries ## edgehub beside what one would take instead, on a real API server; about ten minutes. EDGEHUB_BENCH=REGEXP for parts, BENCHFLAGS=-docs
 	@go build -o .bin/bench ./bench
-	@.bin/bench
+	@.bin/bench $(BENCHFLAGS)
 
 .PHONY: microbench
 microbench: ## every Go benchmark, once
