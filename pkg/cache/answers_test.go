@@ -19,6 +19,7 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/endpoints/request"
 
+	"github.com/edgehub/edgehub/pkg/cache/journal"
 	"github.com/edgehub/edgehub/pkg/cache/journal/memfs"
 )
 
@@ -246,7 +247,7 @@ func halfWritten(t *testing.T, good int) {
 	if err := h.flushAll(everything); err != nil {
 		t.Fatal(err)
 	}
-	theScope(t, h).damagedRead() // what a checksum that fails does
+	theScope(t, h).damagedRead(journal.ErrDamaged) // what a checksum that fails does
 	for i := range 4 {
 		server.put(fmt.Sprintf("configmaps/a/m%d", i), strings.Repeat("x", 600<<10))
 	}

@@ -123,6 +123,7 @@ type Cache struct {
 	running   sync.WaitGroup // feeds
 	flushWake chan struct{}
 	downSince atomic.Int64 // Unix nanoseconds; 0 while the link is up
+	resets    atomic.Int64 // of the history: what was asked for before is not recorded after
 	noInitial sync.Map     // API servers' answer to sendInitialEvents, see feed.go
 }
 
@@ -175,6 +176,16 @@ func (c *Cache) logOf(name logName) *log {
 	c.mu.Unlock()
 	l.openOnce(klog.Background())
 	return l
+}
+
+// maxEagerLogs is how many logs there may be before a watch alone makes no more: each
+// takes some memory before the API server has said that its resource exists.
+const maxEagerLogs = 1000
+
+func (c *Cache) crowded() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.logs) >= maxEagerLogs
 }
 
 // logIfKnown returns the log of a name if there is one, in memory or on disk; nil

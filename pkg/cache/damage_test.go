@@ -19,6 +19,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/apiserver/pkg/endpoints/request"
 
+	"github.com/edgehub/edgehub/pkg/cache/journal"
 	"github.com/edgehub/edgehub/pkg/cache/journal/memfs"
 )
 
@@ -353,7 +354,7 @@ func TestExpiredScopeIsFetchedAgain(t *testing.T) {
 	h := startHub(t, t.TempDir(), server)
 	w := h.watchAs(nodeUser, allMaps+watchList)
 	w.want("ADDED a/one=1@101", "SYNCED @101")
-	theScope(t, h).damagedRead()
+	theScope(t, h).damagedRead(journal.ErrDamaged)
 	w.want("ERROR 410")
 	w.close()
 	within(t, "the watch that follows the 410", func() {

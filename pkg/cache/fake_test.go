@@ -228,6 +228,9 @@ func (f *fakeServer) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 	switch info.Verb {
 	case "get":
+		if info.Namespace == "" {
+			prefix += "/"
+		}
 		o, ok := f.objects[prefix+info.Name]
 		if !ok {
 			return fakeAnswer(req, 404, `{"kind":"Status","apiVersion":"v1","status":"Failure","code":404}`), nil

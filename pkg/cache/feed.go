@@ -54,6 +54,7 @@ type feed struct {
 	agreed     bool     // the last connection ended as it was asked to; run's alone
 	staging    *staging // of the sync that is under way
 	refusal    *refusal // the answer that ended the feed, if one did
+	stopped    bool     // nothing more of it is taken in
 	over       bool     // the feed has ended
 	jsonOnly   bool     // it ended because the resource has no protobuf
 	changed    chan struct{}
@@ -123,6 +124,9 @@ type refusal struct {
 	body   []byte
 }
 
+// isFinal reports whether the answer would be the same in a moment.
+func (r *refusal) isFinal() bool { return r.code < 500 && r.code != http.StatusTooManyRequests }
+
 func (r *refusal) Error() string { return fmt.Sprintf("API server answered %d", r.code) }
 
 func (r *refusal) response(c *Cache, req *http.Request) *http.Response {
@@ -148,11 +152,13 @@ type resetError struct{ now string }
 
 func (e *resetError) Error() string { return "the API server's history was reset; it is at " + e.now }
 
-// startFeed gives a scope its feed, for who is about to hold it. ctx lends its
-// values, not its end: the feed ends with its last holder, or when it has idled
-// long enough. The caller holds the log's lock.
+// startFeed gives a scope its feed, for who is about to hold it. ctx lends its logger
+// and nothing else, since its values hold the request and so the credential: the feed
+// ends with its last holder, or when it has idled long enough. The caller holds the
+// log's lock.
 func (c *Cache) startFeed(ctx context.Context, s *scope, who caller) *feed {
-	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	root := context.TODO() //nolint:forbidigo // see above
+	ctx, cancel := context.WithCancel(klog.NewContext(root, klog.FromContext(ctx)))
 	f := &feed{scope: s, user: who.user, cancel: cancel, holders: map[string]*holder{}, changed: make(chan struct{}), idleSince: c.now()}
 	f.holders[who.credentialKey()] = &holder{credential: who.credential}
 	c.mu.Lock()
@@ -202,9 +208,19 @@ func (f *feed) release(who caller) {
 	delete(f.holders, k)
 	switch {
 	case len(f.holders) == 0:
-		f.cancel()
+		f.stop()
 	case f.using == k && f.hangUp != nil:
 		f.hangUp()
+	}
+}
+
+// stop ends the feed. Who comes from now on starts another one. The caller holds the
+// log's lock.
+func (f *feed) stop() {
+	f.stopped = true
+	f.cancel()
+	if f.scope.feed == f {
+		f.scope.feed, f.scope.fed = nil, false
 	}
 }
 
@@ -246,7 +262,7 @@ func (c *Cache) endIdleFeeds() {
 			if f := s.feed; f != nil && f.users() == 0 && now.Sub(f.idleSince) > c.cfg.FeedLinger && c.cfg.Upstream.Up() {
 				s.pinned, s.dirtyState = false, true
 				l.touch(false)
-				f.cancel()
+				f.stop()
 			}
 		}
 		l.mu.Unlock()
@@ -271,12 +287,14 @@ func (f *feed) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		changed := c.cfg.Upstream.Changed()
 		if !c.cfg.Upstream.Up() {
+			down := c.now()
 			select {
 			case <-ctx.Done():
 			case <-changed:
 			}
-			// All feeds of all nodes come back when a link heals: not at once.
-			f.pause(ctx, rand.N(healJitter))
+			// All feeds of all nodes come back when a link heals: not at once, but no
+			// later than is proportionate.
+			f.pause(ctx, rand.N(min(healJitter, c.now().Sub(down)/10+time.Millisecond)))
 			continue
 		}
 		logger.V(4).Info("Feed connects", "resourceVersion", f.scopeRV())
@@ -377,7 +395,7 @@ func (f *feed) disconnected(err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	f.live, f.hangUp = false, nil
-	if !l.c.unavailable(err) {
+	if !l.c.unavailable(err) && f.scope.feed == f {
 		f.scope.fed = false // somebody else may have ended it: nothing vouches for the state
 	}
 	if errors.Is(err, errExpired) {
@@ -397,16 +415,15 @@ func (f *feed) end() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	f.over, f.live = true, false
-	f.scope.fed = false
 	if f.scope.feed == f {
-		f.scope.feed = nil
+		f.scope.feed, f.scope.fed = nil, false
 	}
 	for w := range f.scope.watchers {
 		if w.feed == f {
 			w.finish(nil)
 		}
 	}
-	if !f.scope.complete && l.scopes[f.scope.key] == f.scope {
+	if !f.scope.complete && f.scope.feed == nil && l.scopes[f.scope.key] == f.scope {
 		l.drop(f.scope)
 	}
 	f.notify()

@@ -4,7 +4,9 @@
 package cache
 
 import (
+	"bytes"
 	"fmt"
+	"io"
 	"net/http"
 	"strings"
 	"testing"
@@ -362,4 +364,114 @@ func TestAnyIsNotOlderThanShown(t *testing.T) {
 	if got := strings.Join(server.seen(), ", "); got != want {
 		t.Errorf("upstream was asked %s, want %s", got, want)
 	}
+}
+
+// A watch that the API server serves itself goes on from the feed when the link is cut.
+func TestPassingWatchThroughACut(t *testing.T) {
+	server := newFakeServer()
+	server.put("configmaps/a/one", "1")
+	h := startHub(t, t.TempDir(), server, func(c *Config) { c.StrictInitialList = true })
+	w := h.watchAs(alice, allMaps+watchList)
+	w.want("ADDED a/one=1@101", "SYNCED @101")
+	go server.put("configmaps/a/one", "2") // the fake waits for who reads
+	w.want("MODIFIED a/one=2@102")
+	eventually(t, "the feed has seen it, too", func() bool {
+		s := theScope(t, h)
+		s.log.mu.RLock()
+		defer s.log.mu.RUnlock()
+		return s.rv == "102"
+	})
+	server.setDown(true)
+	server.put("configmaps/a/one", "3")
+	server.setDown(false)
+	w.want("MODIFIED a/one=3@103")
+}
+
+// A list is on record when its client has the last byte of it, and so the watch that
+// follows joins the feed that it opens.
+func TestListThenWatch(t *testing.T) {
+	server := newFakeServer()
+	server.put("configmaps/a/one", "1")
+	up := &intercept{fakeServer: server, answer: func(req *http.Request) *http.Response {
+		resp, err := server.RoundTrip(req)
+		if err == nil && req.URL.Query().Get("watch") == "" {
+			body, _ := io.ReadAll(resp.Body)
+			resp.Body, resp.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
+		}
+		return resp
+	}}
+	h := startHub(t, t.TempDir(), server, func(c *Config) { c.Upstream = up })
+	resp, err := h.do(t.Context(), alice, allMaps)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadFull(resp.Body, make([]byte, resp.ContentLength)); err != nil {
+		t.Fatal(err)
+	}
+	w := h.watchAs(alice, allMaps+"?watch=true&resourceVersion=101")
+	server.put("configmaps/a/two", "2")
+	w.want("ADDED a/two=2@102")
+	if n := server.watchesOf(); n != 1 {
+		t.Errorf("%d watches upstream, want the feed's: %q", n, server.seen())
+	}
+}
+
+// The first sync has overtaken the list: the watch that goes on from the list is told
+// the difference by the feed all the same.
+func TestWatchFromAnOvertakenList(t *testing.T) {
+	server := newFakeServer()
+	server.put("configmaps/a/gone", "1")
+	server.put("configmaps/a/one", "1")
+	h := startHub(t, t.TempDir(), server)
+	list, err := h.do(t.Context(), alice, allMaps) // at 102, and read later
+	if err != nil {
+		t.Fatal(err)
+	}
+	server.put("configmaps/a/one", "2")
+	server.put("configmaps/a/two", "1")
+	h.watchAs(alice, allMaps+watchList).want("ADDED a/gone=1@101", "ADDED a/one=2@103", "ADDED a/two=1@104", "SYNCED @104")
+	server.del("configmaps/a/gone")
+	eventually(t, "the feed has seen it", func() bool {
+		s := theScope(t, h)
+		s.log.mu.RLock()
+		defer s.log.mu.RUnlock()
+		return s.rv == "105"
+	})
+	io.Copy(io.Discard, list.Body)
+	h.watchAs(alice, allMaps+"?watch=true&resourceVersion=102").want("MODIFIED a/one=2@103", "ADDED a/two=1@104", "DELETED a/gone=1@105")
+	if n := server.watchesOf(); n != 1 {
+		t.Errorf("%d watches upstream, want the feed's: %q", n, server.seen())
+	}
+}
+
+// A reflector whose watch was ended by a reset lists from where it was.
+func TestListAheadOfAReset(t *testing.T) {
+	server := newFakeServer()
+	server.put("configmaps/a/one", "1")
+	restore := server.backup()
+	server.put("configmaps/a/one", "2")
+	h := startHub(t, t.TempDir(), server)
+	h.guard.patience = time.Millisecond
+	w := h.watchAs(alice, allMaps+watchList)
+	w.want("ADDED a/one=2@102", "SYNCED @102")
+	restore()
+	if got := nextWithin(t, w); got != "ERROR 410" {
+		t.Fatalf("after the reset: %s", got)
+	}
+	h.refusedGet(http.StatusGone, alice, allMaps+"?resourceVersion=102")
+}
+
+// What came and went while a client was away, it is not told.
+func TestCameAndWent(t *testing.T) {
+	server := newFakeServer()
+	server.put("configmaps/a/one", "1")
+	h := startHub(t, t.TempDir(), server)
+	w := h.watchAs(nodeUser, allMaps+watchList)
+	w.want("ADDED a/one=1@101", "SYNCED @101")
+	server.put("configmaps/a/two", "1")
+	server.del("configmaps/a/two")
+	w.want("ADDED a/two=1@102", "DELETED a/two=1@103")
+	server.put("configmaps/a/three", "1")
+	w.want("ADDED a/three=1@104")
+	h.watchAs(nodeUser, allMaps+"?watch=true&resourceVersion=101").want("ADDED a/three=1@104")
 }

@@ -79,10 +79,13 @@ func (l *log) flush() error {
 		done, err = l.appendGroups(groups)
 	}
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.unpin()
+	before := l.unpin()
 	if err != nil {
 		l.restore(groups[done:], whole)
+	}
+	l.mu.Unlock()
+	before.Close()
+	if err != nil {
 		return fmt.Errorf("write %s: %w", l.name.gvr(), err)
 	}
 	return nil
@@ -208,7 +211,7 @@ func (s *scope) headEntry(whole bool) journal.Entry {
 
 func (s *scope) stateEntry(final bool) journal.Entry {
 	meta, err := json.Marshal(stateMeta{
-		Key: s.key, Single: s.single, Shape: s.shape, RV: s.rv, Reach: s.reach, Gaps: slices.Clone(s.gaps),
+		Key: s.key, Single: s.single, Shape: s.shape, RV: s.rv, Reach: s.reach, Open: s.open, Gaps: slices.Clone(s.gaps),
 		Complete: s.complete && final, Pinned: s.pinned, Used: s.used.Unix(),
 	})
 	if err != nil {
@@ -357,7 +360,6 @@ func (l *log) appendItems(items []item) error {
 // settle notes where the bytes of items are.
 func (l *log) settle(items []item, refs []journal.Ref) {
 	l.mu.Lock()
-	defer l.mu.Unlock()
 	for n, i := range items {
 		switch {
 		case i.object != nil && i.entry.Kind != entryRemove:
@@ -366,7 +368,9 @@ func (l *log) settle(items []item, refs []journal.Ref) {
 			i.record.ref, i.record.body = refs[n], nil
 		}
 	}
-	l.unpin()
+	before := l.unpin()
+	l.mu.Unlock()
+	before.Close()
 }
 
 func (l *log) lockedView() *pinnedView {

@@ -49,7 +49,7 @@ func (f *feed) connect(outer context.Context) (lived bool, err error) {
 	q.Set("timeoutSeconds", strconv.Itoa(int(timeout.Seconds())))
 	now := ""
 	if sync {
-		sync, err = f.beginSync(ctx, q)
+		sync, err = f.beginSync(ctx, q, rv)
 	} else {
 		now, err = f.beginResume(ctx, q, rv, agreed)
 	}
@@ -66,7 +66,7 @@ func (f *feed) connect(outer context.Context) (lived bool, err error) {
 		return false, err
 	}
 	defer resp.Body.Close()
-	defer f.connected(sync, now, agreed)()
+	defer f.connected(sync, rv, now, agreed)()
 	start := l.c.now()
 	frames := codec.NewFrameReader(resp.Body, f.scope.key.Representation, l.c.cfg.MaxObjectBytes)
 	for {
@@ -89,7 +89,7 @@ const minWatchTimeout = 300 * time.Second
 // beginSync prepares the request for the whole state: by WatchList, or, where the
 // API server does not have it, by a list from whose resourceVersion the watch goes
 // on.
-func (f *feed) beginSync(ctx context.Context, q url.Values) (sync bool, err error) {
+func (f *feed) beginSync(ctx context.Context, q url.Values, from string) (sync bool, err error) {
 	l := f.scope.log
 	l.c.metrics.syncs.WithLabelValues(f.syncReason()).Inc()
 	if _, old := l.c.noInitial.Load(l.name.gvr()); !old {
@@ -98,7 +98,7 @@ func (f *feed) beginSync(ctx context.Context, q url.Values) (sync bool, err erro
 		q.Set("resourceVersion", "")
 		return true, nil
 	}
-	if err := f.listAll(ctx); err != nil {
+	if err := f.listAll(ctx, from); err != nil {
 		return false, err
 	}
 	l.mu.RLock()
@@ -138,6 +138,7 @@ func (f *feed) beginResume(ctx context.Context, q url.Values, rv string, agreed 
 // forgetHistory gives up the state, because the API server's history was reset.
 func (f *feed) forgetHistory(now string) {
 	l := f.scope.log
+	l.c.resets.Add(1)
 	l.mu.Lock()
 	f.scope.expire()
 	f.reset = true
@@ -150,19 +151,22 @@ func (f *feed) forgetHistory(now string) {
 // once a minute.
 const catchUpPatience = time.Second
 
-// connected notes that the API server has taken the watch, at a time when its
-// history went to now. What it returns is for the end of the connection.
-func (f *feed) connected(sync bool, now string, agreed bool) (done func()) {
+// connected notes that the API server has taken the watch that was asked for when the
+// state was at from, and the API server's history went to now. What it returns is for the end of the connection.
+func (f *feed) connected(sync bool, from, now string, agreed bool) (done func()) {
 	l := f.scope.log
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	defer f.notify()
+	if f.stopped {
+		return func() {}
+	}
 	f.scope.fed, f.catchUp = false, now
 	f.connection++
 	connection := f.connection
 	if sync {
 		f.staging = newStaging()
-		f.staging.from = f.scope.rv
+		f.staging.from = from
 		return func() {}
 	}
 	if agreed {
@@ -219,14 +223,16 @@ func (f *feed) do(ctx context.Context, q url.Values) (*http.Response, error) {
 	rep, ok := codec.FromContentType(resp.Header.Get("Content-Type"))
 	switch {
 	case resp.StatusCode == http.StatusNotAcceptable && f.scope.key.Protobuf && f.scope.key.Partial == "",
-		resp.StatusCode == http.StatusOK && ok && f.scope.key.Protobuf && !rep.Protobuf:
+		resp.StatusCode == http.StatusOK && ok && f.scope.key.Protobuf && f.scope.key.Partial == "" && !rep.Protobuf:
 		err = errJSONOnly
 	case resp.StatusCode == http.StatusGone:
 		err = errExpired
 	case resp.StatusCode != http.StatusOK:
 		body, _ := io.ReadAll(io.LimitReader(resp.Body, maxRefusalBytes))
 		err = &refusal{code: resp.StatusCode, header: resp.Header, body: body}
-	case !ok || rep.Protobuf != f.scope.key.Protobuf:
+	case ok && rep.Protobuf != f.scope.key.Protobuf:
+		err = fmt.Errorf("content type %q: %w", resp.Header.Get("Content-Type"), errNotAnObject)
+	case !ok:
 		err = fmt.Errorf("unexpected content type %q", resp.Header.Get("Content-Type"))
 	default:
 		return resp, nil
@@ -271,6 +277,9 @@ func (f *feed) take(frame codec.Frame) error {
 	l := s.log
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if f.stopped {
+		return context.Canceled
+	}
 	l.c.metrics.events.WithLabelValues(string(frame.Type)).Inc()
 	if st := f.staging; st != nil && !st.done {
 		if err := st.add(s, shape, frame.Type, o); err != nil {
@@ -314,6 +323,8 @@ func (f *feed) bookmark(shape codec.Shape, bare []byte) error {
 	defer l.mu.Unlock()
 	st := f.staging
 	switch {
+	case f.stopped:
+		return context.Canceled
 	case st == nil:
 		if compareRV(meta.ResourceVersion, s.rv) < 0 {
 			return nil // of an API server that is not up to date
@@ -407,10 +418,11 @@ func statusError(rep codec.Representation, wire []byte) error {
 }
 
 // listAll is the sync for an API server without WatchList: all pages at one
-// resourceVersion.
-func (f *feed) listAll(ctx context.Context) error {
+// resourceVersion. The state was at from when it began.
+func (f *feed) listAll(ctx context.Context, from string) error {
 	s := f.scope
 	st := newStaging()
+	st.from = from
 	q := s.key.query()
 	q.Set("limit", pageLimit)
 	for {
@@ -429,6 +441,9 @@ func (f *feed) listAll(ctx context.Context) error {
 	}
 	s.log.mu.Lock()
 	defer s.log.mu.Unlock()
+	if f.stopped {
+		return context.Canceled
+	}
 	return f.synced(st, st.rv)
 }
 

@@ -57,30 +57,33 @@ func (g *guard) now(ctx context.Context) (string, error) {
 	if rv, ok := g.since(asked); ok {
 		return rv, nil
 	}
-	begun := g.c.now()
+	begun, before := g.c.now(), g.last()
 	rv, err := g.read(ctx)
 	var r *refusal
-	if errors.As(err, &r) && r.code < http.StatusInternalServerError && r.code != http.StatusTooManyRequests {
+	if errors.As(err, &r) && r.isFinal() {
 		rv, err = "", nil
 	}
 	if err != nil {
 		return "", fmt.Errorf("read how far the history goes: %w", err)
 	}
 	g.mu.Lock()
-	before := g.rv
 	g.begun, g.rv = begun, rv
 	g.mu.Unlock()
-	if before == "" {
-		before = g.recorded()
-	}
 	if rv != "" && compareRV(rv, before) < 0 {
 		g.c.historyReset(rv, func(*log) bool { return true })
 	}
 	return rv, nil
 }
 
-// recorded is the newest resourceVersion of Nodes that is on record.
-func (g *guard) recorded() (rv string) {
+// last is how far the history went before: when it was read last, or as far as the
+// record of Nodes tells.
+func (g *guard) last() (rv string) {
+	g.mu.Lock()
+	rv = g.rv
+	g.mu.Unlock()
+	if rv != "" {
+		return rv
+	}
 	for _, l := range g.c.allLogs() {
 		if l.name.gvr() != (schema.GroupVersionResource{Version: "v1", Resource: "nodes"}) {
 			continue
@@ -182,6 +185,7 @@ func (f *feed) sameHistory(ctx context.Context, rv string) (now string, err erro
 // find out by themselves. resourceVersions may go back here, and only here.
 func (c *Cache) historyReset(now string, of func(*log) bool) {
 	c.metrics.historyResets.Inc()
+	c.resets.Add(1)
 	for _, l := range c.allLogs() {
 		if of(l) {
 			l.historyReset(now)

@@ -4,6 +4,7 @@
 package cache
 
 import (
+	"context"
 	"errors"
 	"io"
 	"net/http"
@@ -50,6 +51,9 @@ func (c *Cache) watch(req *http.Request, q query) (*http.Response, error) {
 		if !q.followable() {
 			return nil, err
 		}
+	}
+	if c.crowded() && c.logIfKnown(q.name) == nil {
+		return c.pass(req) // nothing is kept of what the API server has not vouched for
 	}
 	g := c.guestOf(&q, "watch")
 	if g != nil && !c.shares.may(req.Context(), g) {
@@ -197,14 +201,19 @@ func (j *join) aheadOfHistory() error {
 	if !ahead {
 		return nil
 	}
-	ctx := j.req.Context()
-	now, err := j.c.guard.now(ctx)
+	return j.c.ahead(j.req.Context(), j.q, s.key.Representation, j.as, rv)
+}
+
+// ahead returns 410 if the API server's history has not been at rv yet. Where that is
+// not known to be so, the API server decides.
+func (c *Cache) ahead(ctx context.Context, q *query, rep codec.Representation, as caller, rv string) error {
+	now, err := c.guard.now(ctx)
 	if err != nil || now == "" || compareRV(now, rv) >= 0 {
-		return nil //nolint:nilerr // it is not known to be so
+		return nil //nolint:nilerr // see above
 	}
-	now, err = j.c.consistentRV(request.WithUser(ctx, j.as.user), resourcePath(j.q.name, j.q.key.Namespace), j.q.key.query(), s.key.Representation, j.as.credential)
+	now, err = c.consistentRV(request.WithUser(ctx, as.user), resourcePath(q.name, q.key.Namespace), q.key.query(), rep, as.credential)
 	if err != nil || compareRV(now, rv) >= 0 {
-		return nil //nolint:nilerr // as above
+		return nil //nolint:nilerr // see above
 	}
 	return apierrors.NewResourceExpired("resourceVersion " + rv + " is of a history that was reset; it is at " + now)
 }
@@ -271,7 +280,9 @@ func (j *join) step(s *scope) (resp *http.Response, wait time.Duration, err erro
 	case f.jsonOnly:
 		err = errJSONOnly
 	case f.refusal != nil && j.guest != nil:
-		j.c.shares.refuse(j.q.name.gvr())
+		if f.refusal.isFinal() {
+			j.c.shares.refuse(j.q.name.gvr())
+		}
 		err = errNotShared
 	case f.refusal != nil:
 		resp = f.refusal.response(j.c, j.req)
@@ -429,7 +440,7 @@ func (j *join) pass() (*http.Response, time.Duration, error) {
 		j.feed.release(j.as)
 		return resp, 0, err
 	}
-	resp.Body = &holding{ReadCloser: resp.Body, release: func() {
+	resp.Body = &holding{ReadCloser: newPassing(j.c, j.req, j.q, resp), release: func() {
 		j.l.mu.Lock()
 		defer j.l.mu.Unlock()
 		j.feed.release(j.as)

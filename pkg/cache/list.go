@@ -5,6 +5,7 @@ package cache
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -14,6 +15,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/edgehub/edgehub/pkg/cache/journal"
 )
 
 // list answers a list: from a live feed where resourceVersion=0 or NotOlderThan
@@ -36,6 +39,9 @@ func (c *Cache) list(req *http.Request, q query) (*http.Response, error) {
 		}
 		return c.replay(req, &q, "list", c.replayList)
 	}
+	if err := c.listAhead(req, &q); err != nil {
+		return nil, err
+	}
 	floor := c.recordedFor(&q)
 	resp, err := c.pass(c.notOlder(req, &q))
 	switch {
@@ -46,6 +52,17 @@ func (c *Cache) list(req *http.Request, q query) (*http.Response, error) {
 		return c.replay(req, &q, "list", c.replayList)
 	}
 	return nil, err
+}
+
+// listAhead refuses a list that is to be at least as new as something of a history that
+// was reset, if there was a reset since the start. The API server would have the client
+// wait for it, again and again.
+func (c *Cache) listAhead(req *http.Request, q *query) error {
+	rv := q.atLeast()
+	if rv == "" || c.resets.Load() == 0 || q.exact() || q.opts.Continue != "" || !c.cfg.Upstream.Up() {
+		return nil
+	}
+	return c.ahead(req.Context(), q, q.key.Representation, q.caller, rv)
 }
 
 // notOlder makes a list or get that would take any state ask for one that is not
@@ -127,7 +144,8 @@ func (l *log) liveListing(q *query) (w *listing, key Key) {
 		return s.listing(), key
 	}
 	for _, s := range l.scopes {
-		if s.key.covers(key) && l.serves(s, key, q) {
+		// A field that cannot be selected by, only the API server refuses.
+		if s.key.covers(key) && s.key.FieldSelector == key.FieldSelector && l.serves(s, key, q) {
 			return s.listing(), key
 		}
 	}
@@ -250,8 +268,13 @@ func errNarrow(s *scope, err error) error {
 	return e
 }
 
-// damagedRead makes a scope incomplete whose bytes on disk have gone bad.
-func (s *scope) damagedRead() {
+// damagedRead makes a scope incomplete whose bytes on disk have gone bad. A file that
+// cannot be opened, as when there are too many, is another matter.
+func (s *scope) damagedRead(err error) {
+	if !errors.Is(err, journal.ErrDamaged) && !errors.Is(err, journal.ErrUnknownRef) && !errors.Is(err, errSealed) {
+		s.log.c.metrics.journalFailures.Inc()
+		return
+	}
 	s.log.mu.Lock()
 	defer s.log.mu.Unlock()
 	s.log.c.metrics.damaged.Inc()

@@ -198,7 +198,7 @@ func (b *bodies) read() ([]byte, error) {
 	return bare, nil
 }
 
-var errSealedLength = errors.New("sealed bytes have an unexpected length")
+var errSealedLength = fmt.Errorf("%w: unexpected length", errSealed)
 
 // coming tells the reader what will be asked for.
 func (b *bodies) coming(n int) journal.Ref {
@@ -287,7 +287,7 @@ func (b *listBody) fill(p []byte) int {
 		first := b.next == 0
 		bare, err := b.read()
 		if err != nil {
-			b.scope.damagedRead()
+			b.scope.damagedRead(err)
 			b.err = err
 			return 0
 		}

@@ -42,6 +42,7 @@ type log struct {
 	// mu guards what follows and all scopes. It is never held over a disk
 	// write; reads of single objects happen under it.
 	mu        sync.RWMutex
+	loaded    bool
 	journal   *journal.Log
 	pinned    *pinnedView // while the log is written anew
 	scopes    map[Key]*scope
@@ -69,6 +70,7 @@ type stateMeta struct {
 	Shape    codec.Shape `json:"shape"`
 	RV       string      `json:"rv,omitempty"`
 	Reach    string      `json:"reach,omitempty"`
+	Open     bool        `json:"open,omitempty"`
 	Gaps     []gap       `json:"gaps,omitempty"`
 	Complete bool        `json:"complete,omitempty"`
 	Pinned   bool        `json:"pinned,omitempty"`
@@ -86,13 +88,16 @@ func newLog(c *Cache, name logName) *log {
 // open loads what the disk holds of the log, once.
 func (l *log) openOnce(logger klog.Logger) {
 	l.load.Do(func() {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		r := &replay{l: l, byID: map[uint32]*scope{}}
+		// Not under the lock: who looks at all logs must not wait for the disk.
+		r := &replay{l: l, byID: map[uint32]*scope{}, responses: map[string]*record{}}
+		var j *journal.Log
 		name, err := json.Marshal(l.name)
 		if err == nil {
-			l.journal, err = l.c.journal.OpenLog(string(name), journal.Replay{Batch: r.batch, Damaged: r.damaged, DamagedAll: r.damagedAll})
+			j, err = l.c.journal.OpenLog(string(name), journal.Replay{Batch: r.batch, Damaged: r.damaged, DamagedAll: r.damagedAll})
 		}
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.loaded, l.journal, l.lastID = true, j, r.lastID
 		if err != nil {
 			logger.Error(err, "Log is not readable; its scopes will be fetched again", "resource", l.name.gvr().String(), "user", l.name.User)
 			l.c.metrics.journalFailures.Inc()
@@ -127,7 +132,7 @@ func (l *log) singleOf(rep codec.Representation) *scope {
 
 // empty reports whether nothing would be lost with the log. The caller holds mu.
 func (l *log) empty() bool {
-	return len(l.scopes)+len(l.single)+len(l.responses)+len(l.dropped)+len(l.pages) == 0 &&
+	return l.loaded && len(l.scopes)+len(l.single)+len(l.responses)+len(l.dropped)+len(l.pages) == 0 &&
 		(l.journal == nil || l.journal.Size() == 0)
 }
 
@@ -141,10 +146,20 @@ func (l *log) drop(s *scope) {
 		delete(l.scopes, s.key)
 	}
 	if s.onDisk {
-		l.dropped = append(l.dropped, journal.Entry{Scope: s.id, Kind: entryDrop})
-		l.touch(true)
+		l.forget(journal.Entry{Scope: s.id, Kind: entryDrop})
 	}
 	s.reset()
+}
+
+// maxDropped bounds what a disk that takes nothing is still to be told to forget.
+const maxDropped = 4096
+
+// forget has the disk told that something is gone. The caller holds mu.
+func (l *log) forget(e journal.Entry) {
+	if l.dropped = append(l.dropped, e); len(l.dropped) > maxDropped {
+		l.dropped, l.nextCheck = nil, -1 // a new log does not have it
+	}
+	l.touch(true)
 }
 
 const (
@@ -185,13 +200,26 @@ func (l *log) saw(key Key, rv string) {
 	l.shown[key] = maxRV(l.shown[key], rv)
 }
 
-// touch asks for a flush: within a second, or when there is something urgent to
-// write or five minutes have gone by. The caller holds mu.
+// touch asks for a flush: within a second, or, when there is nothing urgent to write,
+// some minutes. The caller holds mu.
 func (l *log) touch(urgent bool) {
-	d := l.c.cfg.StatusFlushPeriod
 	if urgent {
-		d = l.c.cfg.FlushPeriod
+		l.flushWithin(l.c.cfg.FlushPeriod)
+	} else {
+		l.flushWithin(l.c.cfg.StatusFlushPeriod)
 	}
+}
+
+// What says no more than that somebody is alive, or that nothing has happened, is
+// written this many times less often than a status. An idle node has nothing else to
+// write, and each write costs some pages; what a crash loses, the API server sends
+// again. A shutdown writes all of it.
+const (
+	heartbeatFlushes = 6  // half an hour
+	advanceFlushes   = 72 // six hours
+)
+
+func (l *log) flushWithin(d time.Duration) {
 	if due := l.c.now().Add(d); l.due.IsZero() || due.Before(l.due) {
 		l.due = due
 		l.c.wakeFlusher()
@@ -213,12 +241,11 @@ func (l *log) view() *pinnedView {
 	return newPinnedView(l.journal.View())
 }
 
-// unpin ends the time of the view from before. The caller holds mu.
-func (l *log) unpin() {
-	if l.pinned != nil {
-		l.pinned.Close()
-		l.pinned = nil
-	}
+// unpin ends the time of the view from before, which is to be closed without the
+// lock: that may unlink files. The caller holds mu.
+func (l *log) unpin() (before *pinnedView) {
+	before, l.pinned = l.pinned, nil
+	return before
 }
 
 // A pinnedView is a journal.View that may have several users.
@@ -233,9 +260,9 @@ func newPinnedView(v *journal.View) *pinnedView {
 	return p
 }
 
-// Close gives up one use.
+// Close gives up one use. nil is no view.
 func (p *pinnedView) Close() {
-	if p.users.Add(-1) == 0 {
+	if p != nil && p.users.Add(-1) == 0 {
 		p.View.Close()
 	}
 }
@@ -298,10 +325,12 @@ func (l *log) allScopes() []*scope {
 
 // A replay builds a log from its journal.
 type replay struct {
-	l    *log
-	byID map[uint32]*scope
-	bad  map[uint32]bool
-	all  bool
+	l         *log
+	byID      map[uint32]*scope
+	responses map[string]*record
+	lastID    uint32
+	bad       map[uint32]bool
+	all       bool
 }
 
 func (r *replay) damaged(id uint32) {
@@ -322,7 +351,7 @@ func (r *replay) batch(entries []journal.Entry, refs []journal.Ref) {
 }
 
 func (r *replay) entry(e journal.Entry, ref journal.Ref) error {
-	r.l.lastID = max(r.l.lastID, e.Scope)
+	r.lastID = max(r.lastID, e.Scope)
 	switch e.Kind {
 	case entryState:
 		return r.state(e)
@@ -381,7 +410,7 @@ func (r *replay) state(e journal.Entry) error {
 		r.byID[e.Scope] = s
 	}
 	s.key, s.single, s.shape = m.Key, m.Single, m.Shape
-	s.rv, s.reach, s.gaps, s.complete, s.pinned = m.RV, m.Reach, m.Gaps, m.Complete, m.Pinned
+	s.rv, s.reach, s.open, s.gaps, s.complete, s.pinned = m.RV, m.Reach, m.Open, m.Gaps, m.Complete, m.Pinned
 	s.used = time.Unix(m.Used, 0)
 	return nil
 }
@@ -392,14 +421,15 @@ func (r *replay) response(e journal.Entry, ref journal.Ref) error {
 		return err
 	}
 	if e.Kind == entryForget {
-		delete(r.l.responses, m.id())
+		delete(r.responses, m.id())
 		return nil
 	}
-	r.l.responses[m.id()] = &record{responseMeta: m, ref: ref, used: time.Unix(m.Time, 0)}
+	r.responses[m.id()] = &record{responseMeta: m, ref: ref, used: time.Unix(m.Time, 0)}
 	return nil
 }
 
-// finish keeps what the replay can vouch for. A scope that may be short goes.
+// finish keeps what the replay can vouch for. A scope that may be short goes. The
+// caller holds the log's lock.
 func (r *replay) finish(logger klog.Logger) {
 	damaged := 0
 	for id, s := range r.byID {
@@ -415,7 +445,7 @@ func (r *replay) finish(logger klog.Logger) {
 			s.bytes += int64(o.size)
 		}
 		if n := len(s.tombs) - maxTombstones; n > 0 {
-			s.reach = s.tombs[n-1].rv
+			s.reach, s.open = s.tombs[n-1].rv, true
 			s.tombs = s.tombs[n:]
 		}
 		if s.single {
@@ -428,6 +458,7 @@ func (r *replay) finish(logger klog.Logger) {
 	if damaged > 0 {
 		logger.Info("Scopes are damaged on disk and will be fetched again", "resource", r.l.name.gvr().String(), "user", r.l.name.User, "scopes", damaged)
 	}
+	r.l.responses = r.responses
 	if r.all || r.bad[0] {
 		// A record that was replaced may be back in its old version.
 		r.l.responses = map[string]*record{}

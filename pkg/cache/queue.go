@@ -25,6 +25,7 @@ type queue struct {
 	events []*event
 	bytes  int
 	ended  bool
+	off    bool   // nothing more is to be told, not even what is in it
 	last   []byte // final frame
 }
 
@@ -61,6 +62,20 @@ func (q *queue) end(last []byte) {
 		q.ended, q.last = true, last
 		q.signal()
 	}
+}
+
+// cut ends the queue, and with it whatever else the watcher has to tell.
+func (q *queue) cut() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.events, q.ended, q.off, q.last = nil, true, true, nil
+	q.signal()
+}
+
+func (q *queue) isCut() bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.off
 }
 
 func (q *queue) signal() {

@@ -28,6 +28,7 @@ type page struct {
 	staging  *staging
 	rv       string
 	token    string
+	resets   int64
 	ordering int64
 }
 
@@ -42,6 +43,7 @@ type listRecorder struct {
 	first   bool // page of its list
 	rv      string
 	floor   string             // the answer is as new as this, or of another history
+	resets  int64              // of the history, when the answer began
 	decoder *codec.ListDecoder // nil once recording is over
 
 	scope *scope // of the key, while a part is decoded
@@ -65,11 +67,11 @@ func (c *Cache) recordList(resp *http.Response, q *query, floor string) {
 		return
 	}
 	l := c.logOf(q.name)
-	r := &listRecorder{body: resp.Body, l: l, rep: rep, key: q.key, floor: floor, staging: newStaging(), first: true, compare: true}
+	r := &listRecorder{body: withEnd(resp), l: l, rep: rep, key: q.key, floor: floor, resets: c.resets.Load(), staging: newStaging(), first: true, compare: true}
 	r.key.Representation = rep
 	if token := q.opts.Continue; token != "" {
 		p := l.takePage(token)
-		if p == nil || p.key != r.key {
+		if p == nil || p.key != r.key || p.resets != r.resets {
 			return
 		}
 		r.staging, r.rv, r.first, r.compare = p.staging, p.rv, false, false
@@ -213,11 +215,15 @@ func (r *listRecorder) finish() {
 	if compareRV(list.ResourceVersion, r.floor) < 0 {
 		// What it shares with the state is of the other history; the next one is kept.
 		l.c.historyReset(list.ResourceVersion, sameResource(l.name.gvr()))
-		l.c.metrics.abandoned.WithLabelValues("history reset").Inc()
+		r.abandon("history reset")
 		return
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.c.resets.Load() != r.resets {
+		r.abandon("history reset")
+		return
+	}
 	l.saw(r.key, list.ResourceVersion)
 	r.enter()
 	if list.Continue != "" {
@@ -225,7 +231,7 @@ func (r *listRecorder) finish() {
 			r.abandon("undecodable")
 			return
 		}
-		l.keepPage(&page{key: r.key, staging: r.staging, rv: list.ResourceVersion, token: list.Continue})
+		l.keepPage(&page{key: r.key, staging: r.staging, rv: list.ResourceVersion, token: list.Continue, resets: r.resets})
 		return
 	}
 	if rep := r.rep; !rep.Protobuf && rep.Partial == "" && list.Shape.Unstructured {
@@ -238,7 +244,11 @@ func (r *listRecorder) finish() {
 	}
 	s.used = l.c.now()
 	listed, err := r.listed(list.ResourceVersion)
-	if err == nil {
+	switch {
+	case err != nil:
+	case s.complete && compareRV(list.ResourceVersion, s.reach) < 0:
+		s.alsoFrom(list.ResourceVersion, listed)
+	default:
 		err = s.replace(list.Shape, list.ResourceVersion, listed)
 	}
 	if err != nil {
@@ -324,9 +334,14 @@ func (l *log) holdsVersion(rep codec.Representation, key string, begin []byte) b
 // captureObject keeps the object that an answer holds, in the record of single
 // objects. key is what it must be; "" where the answer decides (a create).
 func (c *Cache) captureObject(resp *http.Response, l *log, rep codec.Representation, key string) {
-	resp.Body = &capture{body: resp.Body, limit: c.cfg.MaxObjectBytes, done: func(body []byte, whole bool) {
+	resets := c.resets.Load()
+	resp.Body = &capture{body: withEnd(resp), limit: c.cfg.MaxObjectBytes, done: func(body []byte, whole bool) {
 		if !whole {
 			c.metrics.abandoned.WithLabelValues("incomplete").Inc()
+			return
+		}
+		if c.resets.Load() != resets {
+			c.metrics.abandoned.WithLabelValues("history reset").Inc()
 			return
 		}
 		shape, bare, err := codec.DecodeObject(rep, body)
@@ -419,10 +434,10 @@ func (c *Cache) revoke(resp *http.Response, q *query) {
 			continue
 		}
 		if s.feed != nil {
-			s.feed.cancel()
+			s.feed.stop()
 		}
-		for w := range s.watchers {
-			w.finish(nil)
+		for w := range s.everyWatcher() {
+			w.queue.cut()
 		}
 		l.drop(s)
 	}

@@ -201,8 +201,7 @@ func (l *log) forgetResponse(r *record) {
 	delete(l.dirtyResp, r.id())
 	e := r.entry()
 	e.Kind = entryForget
-	l.dropped = append(l.dropped, e)
-	l.touch(true)
+	l.forget(e)
 }
 
 // PutResponse keeps a small whole record of a user under a key, encrypted at
@@ -317,7 +316,7 @@ func acceptable(contentType string, accepted []codec.Accepted) bool {
 
 func (c *Cache) recordResponse(resp *http.Response, name logName, meta responseMeta) {
 	meta.Time = c.now().Unix()
-	resp.Body = &capture{body: resp.Body, limit: c.cfg.MaxResponseBytes, done: func(body []byte, whole bool) {
+	resp.Body = &capture{body: withEnd(resp), limit: c.cfg.MaxResponseBytes, done: func(body []byte, whole bool) {
 		if !whole {
 			c.metrics.abandoned.WithLabelValues("incomplete").Inc()
 			return
@@ -369,6 +368,33 @@ func setBody(resp *http.Response, body []byte) {
 const maxPooledCapture = 64 << 10
 
 var captures = sync.Pool{New: func() any { return new(bytes.Buffer) }}
+
+// withEnd returns the body of an answer such that its last bytes come with io.EOF. A
+// client that knows the length asks its next question when it has them: what they are
+// the end of must be on record by then.
+func withEnd(resp *http.Response) io.ReadCloser {
+	if resp.ContentLength <= 0 {
+		return resp.Body
+	}
+	return &measured{ReadCloser: resp.Body, left: resp.ContentLength}
+}
+
+type measured struct {
+	io.ReadCloser
+	left int64
+}
+
+func (m *measured) Read(p []byte) (int, error) {
+	n, err := m.ReadCloser.Read(p)
+	if m.left -= int64(n); m.left == 0 && n > 0 && err == nil {
+		var more [1]byte
+		var k int
+		if k, err = m.ReadCloser.Read(more[:]); k > 0 {
+			err = io.ErrUnexpectedEOF // more than was said
+		}
+	}
+	return n, err
+}
 
 // A capture copies a body while somebody else reads it. It never slows the
 // reader; beyond the limit it lets go and goes on passing bytes.

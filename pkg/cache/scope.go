@@ -75,7 +75,9 @@ type scope struct {
 	tombs    []*object // in resourceVersion order
 	rv       string    // at which the state is complete
 	reach    string    // resuming is possible from here on
+	open     bool      // but not at reach itself, where there may have been more
 	gaps     []gap     // but not within these
+	also     string    // and from here, see alsoFrom
 	complete bool
 	// fed is true while a live feed vouches for the state, and after it for as
 	// long as it is the link that keeps the feed away.
@@ -128,16 +130,21 @@ func (s *scope) apply(kind watch.EventType, o *object) {
 
 // put makes o the version of its name and returns how a watcher sees that.
 func (s *scope) put(o *object) watch.EventType {
-	kind, urgent := watch.Added, true
+	kind, urgent, heartbeat := watch.Added, true, false
 	if old := s.objects[o.key]; old != nil {
 		kind, o.added = watch.Modified, old.added
-		urgent = o.generation != old.generation || o.generation == 0 && !s.log.name.heartbeats()
+		heartbeat = s.log.name.heartbeats()
+		urgent = o.generation != old.generation || o.generation == 0 && !heartbeat
 		s.bytes -= int64(old.size)
 	}
 	s.bytes += int64(o.size)
 	s.objects[o.key] = o
 	s.dirty[o.key] = o
-	s.log.touch(urgent)
+	if heartbeat && !urgent {
+		s.log.flushWithin(heartbeatFlushes * s.log.c.cfg.StatusFlushPeriod)
+	} else {
+		s.log.touch(urgent)
+	}
 	return kind
 }
 
@@ -147,14 +154,21 @@ func (s *scope) bury(o *object) {
 	o.deleted = true
 	if old := s.objects[o.key]; old != nil {
 		s.bytes -= int64(old.size)
+		o.added = old.added
 	}
 	delete(s.objects, o.key)
 	delete(s.dirty, o.key)
 	s.tombs = append(s.tombs, o)
 	s.dirtyTombs = append(s.dirtyTombs, o)
 	if n := len(s.tombs) - maxTombstones; n > 0 {
-		s.reach, s.dirtyState = s.tombs[n-1].rv, true
+		s.reach, s.open, s.also, s.dirtyState = s.tombs[n-1].rv, true, "", true
 		s.tombs = slices.Delete(s.tombs, 0, n)
+	}
+	if len(s.dirtyTombs) > len(s.tombs) {
+		// The disk does not take them, and the oldest nobody needs any more. Without them
+		// only the whole log makes sense.
+		s.dirtyTombs = slices.Clone(s.tombs)
+		s.log.nextCheck = -1
 	}
 	s.log.touch(true)
 }
@@ -164,7 +178,7 @@ func (s *scope) advance(rv string) {
 	if compareRV(rv, s.rv) > 0 {
 		s.rv = rv
 		s.dirtyRV = true
-		s.log.touch(false)
+		s.log.flushWithin(advanceFlushes * s.log.c.cfg.StatusFlushPeriod)
 	}
 }
 
@@ -255,15 +269,43 @@ const maxGaps = 8
 func (s *scope) addGap(from, to string) {
 	s.gaps = append(s.gaps, gap{from, to})
 	if n := len(s.gaps) - maxGaps; n > 0 {
-		s.reach = maxRV(s.reach, s.gaps[n-1].To)
+		if to := s.gaps[n-1].To; compareRV(to, s.reach) > 0 {
+			s.reach, s.open, s.also = to, false, ""
+		}
 		s.gaps = slices.Delete(s.gaps, 0, n)
 	}
 	s.endWatchers(func(w *watcher) bool { return w.since != "" && compareRV(w.since, from) > 0 })
 }
 
+// alsoFrom lets a client resume at the resourceVersion of a list that is older than all
+// of the scope's history: the feed's first sync has overtaken it, as happens when a
+// client lists and then watches what nobody has watched before. With what the list held
+// the difference to the state is known, unless something of it is gone without a trace.
+func (s *scope) alsoFrom(rv string, listed map[string]*object) {
+	tombs := make(map[string]*object, len(s.tombs))
+	for _, o := range slices.Backward(s.tombs) {
+		tombs[o.key] = o // the first one of each
+	}
+	for key := range listed {
+		if s.objects[key] == nil && tombs[key] == nil {
+			return
+		}
+	}
+	for key, o := range listed {
+		now := s.objects[key]
+		if t := tombs[key]; t != nil {
+			now = t // of the one that the list held; what came after it is new
+		}
+		if compareRV(now.added, o.rv) > 0 {
+			now.added = o.rv
+		}
+	}
+	s.also = rv
+}
+
 // canResume reports whether the scope can tell all that happened after rv.
 func (s *scope) canResume(rv string) bool {
-	return s.complete && compareRV(rv, s.reach) >= 0 && !slices.ContainsFunc(s.gaps, func(g gap) bool { return g.holds(rv) })
+	return s.complete && (rv == s.also || compareRV(rv, s.reach) >= btoi(s.open)) && !slices.ContainsFunc(s.gaps, func(g gap) bool { return g.holds(rv) })
 }
 
 // setShape takes over what a list or watch said of its objects. A watch does not
@@ -298,8 +340,8 @@ func (s *scope) reset() {
 	s.objects = map[string]*object{}
 	s.dirty = map[string]*object{}
 	s.tombs, s.dirtyTombs = nil, nil
-	s.bytes, s.told = 0, ""
-	s.rv, s.reach, s.gaps = "", "", nil
+	s.bytes, s.told, s.also = 0, "", ""
+	s.rv, s.reach, s.open, s.gaps = "", "", false, nil
 	s.complete, s.fed = false, false
 	s.clearDisk = s.onDisk
 	s.dirtyState = true
@@ -335,8 +377,13 @@ func (s *scope) since(rv string) window {
 		}
 	}
 	same := 0
+	for _, o := range s.objects {
+		same += btoi(o.rv == rv)
+	}
 	for _, o := range s.tombs {
 		switch c := compareRV(o.rv, rv); {
+		case compareRV(o.added, rv) > 0:
+			// It came and went since: who resumes does not hold it.
 		case c > 0:
 			newer = append(newer, o)
 		case c == 0:
@@ -344,8 +391,9 @@ func (s *scope) since(rv string) window {
 		}
 	}
 	if same > 1 {
-		// What a list found gone is all at the list's resourceVersion; who resumes
-		// there may have seen a part of it. To be told twice does no harm.
+		// What a list found gone is all at the list's resourceVersion, where an object may
+		// be as well; who resumes there may have seen a part of it. To be told twice does
+		// no harm.
 		newer = append(newer, slices.DeleteFunc(slices.Clone(s.tombs), func(o *object) bool { return o.rv != rv })...)
 	}
 	slices.SortStableFunc(newer, func(a, b *object) int { return compareRV(a.rv, b.rv) })

@@ -21,6 +21,8 @@ import (
 // keyBytes is the size of the key file's secret: 256 bits.
 const keyBytes = 32
 
+var errSealed = errors.New("sealed bytes do not open")
+
 // A sealer encrypts what must not lie on disk in clear. Each piece is bound to
 // its place: moved to another one, it does not open.
 type sealer struct{ t value.Transformer }
@@ -85,7 +87,7 @@ func (s *sealer) seal(b []byte, place string) ([]byte, error) {
 func (s *sealer) open(b []byte, place string) ([]byte, error) {
 	clear, _, err := s.t.TransformFromStorage(sealContext(), b, value.DefaultContext(place))
 	if err != nil {
-		return nil, fmt.Errorf("open sealed bytes: %w", err)
+		return nil, fmt.Errorf("%w: %w", errSealed, err)
 	}
 	return clear, nil
 }

@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -16,6 +17,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sync/singleflight"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -39,6 +41,8 @@ const (
 	reviewAge    = 75 * time.Second
 	// reviewTimeout bounds one question for a right.
 	reviewTimeout = 10 * time.Second
+	// maxReviews is how many rights are asked for again at once.
+	maxReviews = 8
 	// maxAccesses bounds how many rights are remembered in memory.
 	maxAccesses = 4096
 	// classAccess is the class of rights on disk: who had one when the link went
@@ -89,6 +93,12 @@ type guest struct {
 	access access
 }
 
+// A right is all that one user may read of one resource.
+type right struct {
+	identity string
+	gvr      schema.GroupVersionResource
+}
+
 // shares remembers who may be served from the node's feeds.
 type shares struct {
 	c      *Cache
@@ -96,11 +106,12 @@ type shares struct {
 
 	mu      sync.Mutex // guards what follows
 	allowed map[access]time.Time
+	ended   map[right]int64                           // how often: a yes from before counts no more
 	refused map[schema.GroupVersionResource]time.Time // to the node itself
 }
 
 func newShares(c *Cache) *shares {
-	return &shares{c: c, allowed: map[access]time.Time{}, refused: map[schema.GroupVersionResource]time.Time{}}
+	return &shares{c: c, allowed: map[access]time.Time{}, ended: map[right]int64{}, refused: map[schema.GroupVersionResource]time.Time{}}
 }
 
 // guestOf returns who would be served from the node's feed, nil if the question is
@@ -146,6 +157,9 @@ func (s *shares) isRefused(gvr schema.GroupVersionResource) bool {
 func (s *shares) refuse(gvr schema.GroupVersionResource) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if len(s.refused) >= maxAccesses {
+		clear(s.refused)
+	}
 	s.refused[gvr] = s.c.now()
 }
 
@@ -175,10 +189,13 @@ func (s *shares) fresh(a access, age time.Duration) bool {
 	return ok && s.c.now().Sub(at) < age
 }
 
-// ask asks the API server, once for all who want to know the same at the same time.
+// ask asks the API server, once for all who want to know the same at the same time
+// with the same credential.
 func (s *shares) ask(ctx context.Context, g *guest) (bool, error) {
-	v, err, _ := s.flight.Do(g.access.identity+"\n"+g.access.recordKey(), func() (any, error) {
-		asked := s.c.now()
+	v, err, _ := s.flight.Do(g.credentialKey()+"\n"+g.access.recordKey(), func() (any, error) {
+		s.mu.Lock()
+		asked, ended := s.c.now(), s.ended[right{g.identity, g.access.gvr}]
+		s.mu.Unlock()
 		ok, err := s.review(ctx, g)
 		switch {
 		case err != nil:
@@ -187,20 +204,33 @@ func (s *shares) ask(ctx context.Context, g *guest) (bool, error) {
 			s.forget(g.caller, g.access.gvr)
 			return false, nil
 		}
-		s.c.PutResponse(g.user, classAccess, g.access.recordKey(), Response{ContentType: "text/plain", ETag: "1", Body: []byte("yes"), Time: asked})
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		if len(s.allowed) >= maxAccesses {
-			clear(s.allowed)
-		}
-		s.allowed[g.access] = asked
-		return true, nil
+		return s.keep(g, asked, ended), nil
 	})
 	if err != nil {
 		return false, err
 	}
 	return v.(bool), nil
 }
+
+// keep remembers a right, unless it has ended since it was asked for.
+func (s *shares) keep(g *guest, asked time.Time, ended int64) bool {
+	s.c.PutResponse(g.user, classAccess, g.access.recordKey(), Response{ContentType: "text/plain", ETag: "1", Body: []byte("yes"), Time: asked})
+	s.mu.Lock()
+	late := s.ended[right{g.identity, g.access.gvr}] != ended
+	if !late {
+		if len(s.allowed) >= maxAccesses {
+			clear(s.allowed)
+		}
+		s.allowed[g.access] = asked
+	}
+	s.mu.Unlock()
+	if late {
+		s.forgetRecord(g.caller, g.access.gvr)
+	}
+	return !late
+}
+
+var errUnauthorized = errors.New("the credential is not accepted any more")
 
 // review sends a SelfSubjectAccessReview with the guest's own credential.
 func (s *shares) review(ctx context.Context, g *guest) (bool, error) {
@@ -242,7 +272,9 @@ func (s *shares) review(ctx context.Context, g *guest) (bool, error) {
 		return false, err
 	}
 	switch {
-	case resp.StatusCode == http.StatusUnauthorized, resp.StatusCode == http.StatusForbidden:
+	case resp.StatusCode == http.StatusUnauthorized:
+		return false, errUnauthorized
+	case resp.StatusCode == http.StatusForbidden:
 		return false, nil
 	case resp.StatusCode != http.StatusCreated && resp.StatusCode != http.StatusOK:
 		return false, fmt.Errorf("SelfSubjectAccessReview: %s", resp.Status)
@@ -258,26 +290,36 @@ func (s *shares) review(ctx context.Context, g *guest) (bool, error) {
 // them.
 func (s *shares) forget(who caller, gvr schema.GroupVersionResource) {
 	s.mu.Lock()
+	if len(s.ended) >= maxAccesses {
+		clear(s.ended) // who is asking gets a no, or a yes that counts no more
+	}
+	s.ended[right{who.identity, gvr}]++
 	for a := range s.allowed {
 		if a.identity == who.identity && a.gvr == gvr {
 			delete(s.allowed, a)
 		}
 	}
 	s.mu.Unlock()
-	if l := s.c.logIfKnown(logName{User: who.user.GetName(), Identity: who.identity, Class: classAccess}); l != nil {
-		l.mu.Lock()
-		for _, r := range l.responses {
-			if strings.HasPrefix(r.Path, gvr.String()+"\n") {
-				l.forgetResponse(r)
-			}
-		}
-		l.mu.Unlock()
-	}
+	s.forgetRecord(who, gvr)
 	s.eachGuest(func(w *watcher) {
 		if w.guest.identity == who.identity && w.guest.access.gvr == gvr {
-			w.finish(nil)
+			w.queue.cut()
 		}
 	})
+}
+
+func (s *shares) forgetRecord(who caller, gvr schema.GroupVersionResource) {
+	l := s.c.logIfKnown(logName{User: who.user.GetName(), Identity: who.identity, Class: classAccess})
+	if l == nil {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, r := range l.responses {
+		if strings.HasPrefix(r.Path, gvr.String()+"\n") {
+			l.forgetResponse(r)
+		}
+	}
 }
 
 // eachGuest calls for every watcher that is a guest, under its log's lock.
@@ -319,13 +361,36 @@ func (s *shares) run(ctx context.Context) {
 func (s *shares) reviewOpen(ctx context.Context) {
 	open := map[access]*guest{}
 	s.eachGuest(func(w *watcher) { open[w.guest.access] = w.guest })
-	for a, g := range open {
-		if s.fresh(a, reviewAge) {
-			continue
-		}
-		// Where the answer is no, ask ends the watches.
-		if _, err := s.ask(ctx, g); err != nil && ctx.Err() == nil {
-			klog.FromContext(ctx).V(2).Info("Right is not known", "user", g.user.GetName(), "resource", a.gvr.String(), "reason", err)
+	var g errgroup.Group
+	g.SetLimit(maxReviews)
+	for a, who := range open {
+		if !s.fresh(a, reviewAge) {
+			g.Go(func() error { s.reviewGuest(ctx, who); return nil })
 		}
 	}
+	_ = g.Wait() // nothing fails
+}
+
+// reviewGuest asks again for one right. Where the answer is no, ask ends the watches.
+func (s *shares) reviewGuest(ctx context.Context, g *guest) {
+	_, err := s.ask(ctx, g)
+	switch {
+	case err == nil || ctx.Err() != nil || !s.c.cfg.Upstream.Up():
+		return
+	case errors.Is(err, errUnauthorized):
+		// That is about one token. The others' watches are asked for with theirs.
+		s.cut(func(other *guest) bool { return other.credentialKey() == g.credentialKey() })
+	case !s.fresh(g.access, maxAccessAge):
+		s.cut(func(other *guest) bool { return other.access == g.access })
+	}
+	klog.FromContext(ctx).V(2).Info("Right is not known", "user", g.user.GetName(), "resource", g.access.gvr.String(), "reason", err)
+}
+
+// cut ends the watches of some guests.
+func (s *shares) cut(whose func(*guest) bool) {
+	s.eachGuest(func(w *watcher) {
+		if whose(w.guest) {
+			w.queue.cut()
+		}
+	})
 }

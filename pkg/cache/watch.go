@@ -5,6 +5,7 @@ package cache
 
 import (
 	"context"
+	"errors"
 	"io"
 	"math/rand/v2"
 	"net/http"
@@ -13,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
 
+	"github.com/edgehub/edgehub/pkg/cache/journal"
 	"github.com/edgehub/edgehub/pkg/codec"
 )
 
@@ -83,7 +85,7 @@ func newWatcher(req *http.Request, s *scope, q *query, holder caller) *watcher {
 	if compareRV(s.rv, w.cursor) > 0 {
 		w.cursor = s.rv
 	}
-	s.told = maxRV(s.told, w.cursor)
+	s.told = maxRV(s.told, s.rv)
 	w.key.Representation = s.key.Representation
 	if w.key != s.key {
 		w.window.narrowKeys(w.key)
@@ -141,7 +143,7 @@ func (w *watcher) quiet() bool {
 // fill prepares at least one frame.
 func (w *watcher) fill() error {
 	for len(w.buf) == 0 {
-		if w.ended {
+		if w.ended || w.queue.isCut() {
 			return io.EOF
 		}
 		var err error
@@ -167,7 +169,7 @@ func (w *watcher) fillState() error {
 	for w.state.next < len(w.state.items) && len(w.buf) < w.much {
 		bare, err := w.state.read()
 		if err != nil {
-			w.scope.damagedRead()
+			w.scope.damagedRead(err)
 			return err
 		}
 		w.buf = w.shape.AppendFrame(w.buf, watch.Added, bare)
@@ -194,7 +196,7 @@ func (w *watcher) fillWindow() error {
 		i := w.window.items[w.next]
 		bare, err := w.scope.readItem(&w.window, i, scratch)
 		if err != nil {
-			w.scope.damagedRead()
+			w.scope.damagedRead(err)
 			return err
 		}
 		w.buf = w.shape.AppendFrame(w.buf, i.kind, bare)
@@ -241,8 +243,7 @@ func (w *watcher) fillStaged() error {
 		}
 		bare, err := w.scope.read(e.object)
 		if err != nil {
-			w.scope.damagedRead()
-			return err
+			return w.unread(err)
 		}
 		w.buf = w.shape.AppendFrame(w.buf, e.kind, bare)
 	}
@@ -260,10 +261,12 @@ func (w *watcher) fillStaged() error {
 	return w.wait(changed)
 }
 
-// wait waits for a change, the watch's time-out or the end of the request.
+// wait waits for a change, something in the queue, the watch's time-out or the end of
+// the request.
 func (w *watcher) wait(changed <-chan struct{}) error {
 	select {
 	case <-changed:
+	case <-w.queue.wake:
 	case <-w.timeout.C:
 		w.ended = true
 	case <-w.ctx.Done():
@@ -280,7 +283,7 @@ func (w *watcher) fillLive() error {
 	}
 	if len(w.pending) == 0 && !w.over {
 		if w.pending, w.last, w.over = w.queue.take(); len(w.pending) == 0 && !w.over {
-			return w.wait(w.queue.wake)
+			return w.wait(nil)
 		}
 	}
 	for len(w.pending) > 0 && len(w.buf) < w.much {
@@ -300,6 +303,18 @@ func (w *watcher) fillLive() error {
 	return nil
 }
 
+// unread ends the watch because something cannot be read that was to be told. A slow
+// client may come too late for what the state has replaced or forgotten since, and the
+// disk has let go of: then it asks again, and nothing is damaged.
+func (w *watcher) unread(err error) error {
+	w.pending, w.over, w.ended = nil, true, true
+	if errors.Is(err, journal.ErrUnknownRef) {
+		return nil
+	}
+	w.scope.damagedRead(err)
+	return err
+}
+
 func (w *watcher) append(e *event) (err error) {
 	if e.kind == watch.Bookmark {
 		w.buf = w.shape.AppendBookmark(w.buf, e.rv, false)
@@ -308,8 +323,12 @@ func (w *watcher) append(e *event) (err error) {
 	bare := e.bare
 	if bare == nil {
 		if bare, err = w.scope.read(e.object); err != nil {
-			w.scope.damagedRead()
-			return err
+			return w.unread(err)
+		}
+	}
+	if e.kind == watch.Deleted { // the bytes may be those of the object as it was
+		if bare, err = codec.SetResourceVersion(w.scope.key.Representation, bare, e.rv); err != nil {
+			return w.unread(err)
 		}
 	}
 	w.buf = w.shape.AppendFrame(w.buf, e.kind, bare)
@@ -318,22 +337,30 @@ func (w *watcher) append(e *event) (err error) {
 
 // Close detaches the watcher.
 func (w *watcher) Close() error {
+	if !w.detach() {
+		return nil
+	}
+	w.closeState()
+	w.window.close()
+	w.timeout.Stop()
+	return nil
+}
+
+// detach takes the watcher from its scope and feed; only the first call does.
+func (w *watcher) detach() bool {
 	l := w.scope.log
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if w.closed {
-		return nil
+		return false
 	}
 	w.closed = true
 	delete(w.scope.watchers, w)
 	if st := w.staging; st != nil {
 		delete(st.watchers, w)
 	}
-	w.closeState()
-	w.window.close()
-	w.timeout.Stop()
 	w.feed.release(w.holder)
-	return nil
+	return true
 }
 
 // initialEvents reports whether a watch asks for WatchList's initial events.

@@ -40,6 +40,10 @@ type Log struct {
 	entrySynced bool       // and that of the directory itself
 	renamed     bool       // Remove has moved the directory away, but has not finished
 
+	// moving is held while the directory is moved, and for reading while a file in it
+	// is opened. It comes before set, which nobody holds while the disk works.
+	moving sync.RWMutex
+
 	set      sync.RWMutex // guards what follows, and the counts of segments
 	closed   bool
 	removed  bool
@@ -424,12 +428,14 @@ func (l *Log) Remove() error {
 func (l *Log) unlink() error {
 	if !l.renamed {
 		to := fmt.Sprintf("%s.%08d%s", path.Join(l.j.opts.Dir, l.hash), l.next, removedSuffix)
-		l.set.Lock()
+		l.moving.Lock()
 		err := l.j.fs.Rename(l.dir, to)
 		if err == nil {
+			l.set.Lock()
 			l.dir, l.renamed = to, true
+			l.set.Unlock()
 		}
-		l.set.Unlock()
+		l.moving.Unlock()
 		if err != nil {
 			return err
 		}

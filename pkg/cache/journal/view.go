@@ -31,9 +31,8 @@ type segment struct {
 }
 
 func (s *segment) open(write bool) (File, error) {
-	// The lock keeps Remove from moving the directory away.
-	s.log.set.RLock()
-	defer s.log.set.RUnlock()
+	s.log.moving.RLock() // dir changes with that lock held
+	defer s.log.moving.RUnlock()
 	return s.log.j.fs.Open(path.Join(s.log.dir, segmentName(s.header.number)), write)
 }
 
@@ -155,6 +154,8 @@ func (v *View) Close() {
 // reap unlinks segments that nobody can read any more, and the directory of a
 // removed log after its last View.
 func (l *Log) reap(dead []*segment) {
+	l.moving.RLock()
+	defer l.moving.RUnlock()
 	l.set.Lock()
 	dir, removed := l.dir, l.removed
 	l.pinned = slices.DeleteFunc(l.pinned, func(s *segment) bool { return slices.Contains(dead, s) })
