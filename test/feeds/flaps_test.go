@@ -1,0 +1,299 @@
+// Copyright The edgehub Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package feeds
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/edgehub/edgehub/test/link"
+	"github.com/edgehub/edgehub/test/process"
+	"github.com/edgehub/edgehub/test/rig"
+)
+
+const (
+	flapsByDefault = 40
+	flapWrites     = 40 * time.Millisecond // between two writes to a resource
+)
+
+// A kind of cut.
+type cut string
+
+const (
+	reset         cut = "RST"
+	truncated     cut = "mid-frame"
+	silent        cut = "black hole"
+	silentUp      cut = "black hole to the server"
+	silentDown    cut = "black hole to the client"
+	serverStopped cut = "API server restart"
+	serverKilled  cut = "API server killed"
+)
+
+// cuts returns n cuts of every kind, in the order of the dice. The slow ones are
+// few.
+func cuts(n int, rng *rand.Rand) (all []cut) {
+	for range max(1, n/40) {
+		all = append(all, silent, silentUp, silentDown)
+	}
+	for range max(1, n/80) {
+		all = append(all, serverStopped, serverKilled)
+	}
+	all = all[:min(n, len(all))]
+	for len(all) < n {
+		all = append(all, []cut{reset, truncated}[len(all)%2])
+	}
+	rng.Shuffle(n, func(i, j int) { all[i], all[j] = all[j], all[i] })
+	return all
+}
+
+// A span of time in which the API server had no history to resume from.
+type outage struct{ from, to time.Time }
+
+// flapping is a link that is cut again and again.
+type flapping struct {
+	*rig.Rig
+	rng     *rand.Rand
+	outages []outage
+	done    map[cut]int
+	took    map[cut]time.Duration
+}
+
+// pause lets up to d go by.
+func (f *flapping) pause(ctx context.Context, d time.Duration) {
+	select {
+	case <-time.After(rand.N(d)):
+	case <-ctx.Done():
+	}
+}
+
+func (f *flapping) cut(ctx context.Context, c cut) {
+	f.T.Helper()
+	start := time.Now()
+	switch c {
+	case reset:
+		f.Link.Cut()
+		f.pause(ctx, 400*time.Millisecond)
+		f.Must(f.Link.Heal())
+	case truncated:
+		before := f.Link.Stats()
+		f.Link.TruncateAfter(int64(1 + f.rng.IntN(5000)))
+		within, cancel := context.WithTimeout(ctx, time.Second)
+		// Until a connection is new; what is truncated while there is none, is so
+		// later.
+		_ = process.Poll(within, "a connection is made", process.Until(func() bool { return f.Link.Stats().Connections > before.Connections }))
+		cancel()
+	case silent, silentUp, silentDown:
+		f.silence(ctx, c)
+	default:
+		f.WaitLink(true)
+		f.WaitFeeds()
+		from := time.Now()
+		f.RestartAPIServer(c == serverKilled)
+		f.WaitLink(true)
+		f.WaitFeeds()
+		f.outages = append(f.outages, outage{from, time.Now()})
+	}
+	if f.rng.IntN(3) == 0 {
+		// Feeds that never get through would be so far behind that the API server
+		// itself has forgotten what came since.
+		f.WaitLink(true)
+		f.WaitFeeds()
+	}
+	f.pause(ctx, 400*time.Millisecond)
+	f.done[c]++
+	f.took[c] += time.Since(start)
+}
+
+// silence has the link lose packets without a word, until the hub has noticed and
+// a bit longer.
+func (f *flapping) silence(ctx context.Context, c cut) {
+	f.T.Helper()
+	f.WaitLink(true)
+	began := time.Now()
+	f.Link.BlackHole(map[cut]link.Direction{silent: link.Both, silentUp: link.ToServer, silentDown: link.ToClient}[c])
+	f.WaitLink(false)
+	found := time.Since(began)
+	f.pause(ctx, time.Second)
+	healed := time.Now()
+	f.Online()
+	f.T.Logf("%s: noticed after %v, up %v after it was healed", c, found.Round(time.Millisecond), time.Since(healed).Round(time.Millisecond))
+}
+
+// resources are what a process holds.
+type resources struct {
+	goroutines, descriptors, openFDs, heap float64
+}
+
+func (r resources) String() string {
+	return fmt.Sprintf("%.0f goroutines, %.0f open files (%.0f by its own count), %.1f MB of heap", r.goroutines, r.descriptors, r.openFDs, r.heap/1e6)
+}
+
+func (f *flapping) resources(ctx context.Context) (r resources, err error) {
+	for name, v := range map[string]*float64{"go_goroutines": &r.goroutines, "process_open_fds": &r.openFDs, "go_memstats_heap_inuse_bytes": &r.heap} {
+		if *v, err = f.Hub.Metric(ctx, name); err != nil {
+			return r, err
+		}
+	}
+	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", f.Hub.PID()))
+	r.descriptors = float64(len(entries))
+	return r, err
+}
+
+// settled is the least that a few looks in a row find: what comes and goes is no
+// leak.
+func (f *flapping) settled(ctx context.Context) resources {
+	f.T.Helper()
+	var least resources
+	looks := 0
+	f.Must(process.Poll(ctx, "looked a few times", func(ctx context.Context) error {
+		r, err := f.resources(ctx)
+		if err != nil {
+			return err
+		}
+		if looks++; looks == 1 {
+			least = r
+		}
+		least = resources{min(least.goroutines, r.goroutines), min(least.descriptors, r.descriptors), min(least.openFDs, r.openFDs), min(least.heap, r.heap)}
+		if looks < 40 {
+			return fmt.Errorf("%d times", looks)
+		}
+		return nil
+	}))
+	return least
+}
+
+// wantBack waits until the hub holds about as much as before.
+func (f *flapping) wantBack(ctx context.Context, before resources) {
+	f.T.Helper()
+	ctx, cancel := context.WithTimeout(ctx, 45*time.Second)
+	defer cancel()
+	var now resources
+	err := process.Poll(ctx, "the hub holds no more than before", func(ctx context.Context) (err error) {
+		if now, err = f.resources(ctx); err != nil {
+			return err
+		}
+		switch {
+		// Files: a segment or two of each log.
+		case now.goroutines > before.goroutines+8, now.descriptors > before.descriptors+16, now.openFDs > before.openFDs+16, now.heap > before.heap*1.3+8e6:
+			return fmt.Errorf("%v; before: %v", now, before)
+		}
+		return nil
+	})
+	f.T.Logf("before: %v; after: %v", before, now)
+	if err != nil {
+		f.T.Error(err)
+	}
+}
+
+// TestFlaps cuts the link in every way while twenty informers watch a cluster that
+// changes all the time. None of them is to notice: no list, no watch that ends
+// before its time, no step back.
+func TestFlaps(t *testing.T) {
+	t.Parallel()
+	n := number(t, "EDGEHUB_FLAPS", flapsByDefault)
+	seed := seed(t)
+	f := &flapping{Rig: newRig(t), rng: rand.New(rand.NewPCG(seed, 0)), done: map[cut]int{}, took: map[cut]time.Duration{}}
+	process.Run(t, f.Hub)
+	f.WaitLink(true)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+
+	var g errgroup.Group
+	writing, stopWriting := context.WithCancel(ctx)
+	defer stopWriting()
+	var writers []*writer
+	for i, gvr := range []schema.GroupVersionResource{configMapsGVR, secretsGVR, podsGVR, rig.Widgets} {
+		w := newWriter(f.Rig, gvr, seed+uint64(i))
+		writers = append(writers, w)
+		for range 3 * names {
+			f.Must(w.step(ctx))
+		}
+		g.Go(func() error { return w.run(writing, flapWrites) })
+	}
+	began := time.Now()
+	informers := startInformers(ctx, f.Rig, specs())
+	f.WaitFeeds()
+	synced := time.Now()
+	before := f.settled(ctx)
+	for _, c := range cuts(n, f.rng) {
+		f.cut(ctx, c)
+	}
+	f.Online()
+	f.WaitFeeds()
+	flapped := time.Since(synced)
+	f.wantBack(ctx, before)
+	stopWriting()
+	f.Must(g.Wait())
+	if err := converge(ctx, informers); err != nil {
+		t.Error(err)
+	}
+	f.report(informers, writers, began, synced)
+	t.Logf("%d cuts in %v: %v", n, flapped.Round(time.Second), f.kinds())
+}
+
+func (f *flapping) kinds() (all []string) {
+	for _, c := range slices.Sorted(maps.Keys(f.done)) {
+		all = append(all, fmt.Sprintf("%s %d × %v", c, f.done[c], (f.took[c]/time.Duration(f.done[c])).Round(100*time.Millisecond)))
+	}
+	return all
+}
+
+// report judges what went over the informers' wires and what the API server was
+// asked.
+func (f *flapping) report(informers []*informer, writers []*writer, began, synced time.Time) {
+	f.T.Helper()
+	for _, i := range informers {
+		got := i.tally()
+		if len(got.wholes) != 1 {
+			f.T.Errorf("%v asked %d times for the whole state, want once: %q", i, len(got.wholes), got.wholes)
+		}
+		if len(got.early) > 0 {
+			f.T.Errorf("%v: %d watches ended before their time: %q", i, len(got.early), got.early)
+		}
+		for _, p := range got.problems {
+			f.T.Errorf("%v: %s", i, p)
+		}
+	}
+	events, err := f.ControlPlane.Requests(began)
+	f.Must(err)
+	during := 0
+	for _, e := range wholeStates(events) {
+		at := e.RequestReceivedTimestamp.Time
+		switch {
+		case at.Before(synced):
+		case slices.ContainsFunc(f.outages, func(o outage) bool { return !at.Before(o.from) && !at.After(o.to) }):
+			during++
+		default:
+			f.T.Errorf("the hub asked for a whole state at %s: %s %s as %s", at.Format(time.TimeOnly), e.Verb, e.RequestURI, e.User.Username)
+		}
+	}
+	for _, e := range events {
+		if strings.HasPrefix(e.UserAgent, agentPrefix) && e.RequestReceivedTimestamp.After(synced) {
+			f.T.Errorf("the hub passed on %s %s of %s", e.Verb, e.RequestURI, e.UserAgent)
+		}
+	}
+	var writes, failed int64
+	for _, w := range writers {
+		writes, failed = writes+w.writes.Load(), failed+w.failed.Load()
+	}
+	resets, err := f.Hub.Metric(f.T.Context(), "edgehub_cache_history_resets_total")
+	f.Must(err)
+	if resets != 0 {
+		f.T.Errorf("edgehub_cache_history_resets_total = %v, and nothing was reset", resets)
+	}
+	resumes, err := f.Hub.Metric(f.T.Context(), "edgehub_cache_feed_resumes_total")
+	f.Must(err)
+	f.T.Logf("%d writes (%d without an API server), %d whole states in %d restarts of the API server, %d watches of the hub, %v of them resumed",
+		writes, failed, during, len(f.outages), len(ownRequests(events))-len(wholeStates(events)), resumes)
+}
