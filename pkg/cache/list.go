@@ -65,33 +65,6 @@ func (c *Cache) listAhead(req *http.Request, q *query) error {
 	return c.ahead(req.Context(), q, q.key.Representation, q.caller, rv)
 }
 
-// notOlder makes a list or get that would take any state ask for one that is not
-// older than what the user has been shown: this time it may be another API server
-// that answers, and they lag behind each other.
-func (c *Cache) notOlder(req *http.Request, q *query) *http.Request {
-	l := c.logIfKnown(q.name)
-	if l == nil || q.opts.ResourceVersion != "0" || q.opts.ResourceVersionMatch != "" {
-		return req
-	}
-	l.mu.RLock()
-	shown := l.shownOf(q.key, nil)
-	l.mu.RUnlock()
-	if shown == "" {
-		return req
-	}
-	values := req.URL.Query()
-	values.Set("resourceVersion", shown)
-	if !q.get {
-		values.Set("resourceVersionMatch", string(metav1.ResourceVersionMatchNotOlderThan))
-		values.Del("limit") // which resourceVersion=0 has the API server ignore
-	}
-	u := *req.URL
-	u.RawQuery = values.Encode()
-	req = req.WithContext(req.Context())
-	req.URL = &u
-	return req
-}
-
 // recordedFor returns at which resourceVersion the scope of a consistent list is
 // before the list is asked for: its answer cannot be older than that.
 func (c *Cache) recordedFor(q *query) string {

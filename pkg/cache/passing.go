@@ -25,7 +25,6 @@ type passing struct {
 	body io.ReadCloser // of the API server's answer; then the feed's
 
 	frames *codec.FrameReader // nil once the feed has taken over
-	shape  codec.Shape
 	buf    []byte
 	space  []byte
 	rv     string // where the client is; "" while it gets its initial events

@@ -204,7 +204,6 @@ type recorder struct {
 	synced bool
 	events []rig.Event // after the initial ones
 	err    error       // how the watch ended
-	status int
 }
 
 // errEnded is how a watch ends that ends in order.

@@ -30,8 +30,9 @@ import (
 )
 
 const (
-	// NodeName is the node that the hub is on, NodeUser its identity.
+	// NodeName is the node that the hub is on.
 	NodeName = "n1"
+	// NodeUser is its identity.
 	NodeUser = "system:node:" + NodeName
 
 	// linkPatience is how long a cut or healed link may take to be noticed, with
