@@ -285,7 +285,12 @@ func (d *diskRun) beIdle(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// What recording has written is not the idle node's.
+	// What recording has written is not the idle node's; what is told for the first time
+	// is written at once.
+	if err := d.beat(ctx, lease, true); err != nil {
+		return err
+	}
+	d.statuses = 0
 	if err := wait(ctx, leasePeriod); err != nil {
 		return err
 	}

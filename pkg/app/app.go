@@ -90,6 +90,7 @@ func Run(ctx context.Context, o Options) (err error) {
 		part{"cache", store.Run},
 		part{"upstream", up.Run},
 		part{"metrics", admin.Run},
+		part{"memory", giveBack},
 	)
 }
 

@@ -152,7 +152,8 @@ func (f *feed) forgetHistory(now string) {
 const catchUpPatience = time.Second
 
 // connected notes that the API server has taken the watch that was asked for when the
-// state was at from, and the API server's history went to now. What it returns is for the end of the connection.
+// state was at from, and the API server's history went to now. What it returns is for
+// the end of the connection.
 func (f *feed) connected(sync bool, from, now string, agreed bool) (done func()) {
 	l := f.scope.log
 	l.mu.Lock()
