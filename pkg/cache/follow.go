@@ -286,8 +286,12 @@ func (f *feed) take(frame codec.Frame) error {
 		if err := st.add(s, shape, frame.Type, o); err != nil {
 			return err
 		}
-		if st.notify(); len(st.list) == 1 {
+		switch n := len(st.list); {
+		case n == 1:
+			st.notify()
 			f.notify() // there is a shape: who waits can be served
+		case n%stagedBatch == 0:
+			st.notify()
 		}
 		return nil
 	}
@@ -306,6 +310,10 @@ func (f *feed) take(frame codec.Frame) error {
 	}
 	return nil
 }
+
+// stagedBatch is how many objects of a first sync its watchers are woken for: each time
+// costs a write to each of them.
+const stagedBatch = 16
 
 // bookmark moves the scope on; the one that ends the initial events makes the
 // state complete.
