@@ -113,7 +113,7 @@ func (a *answer) read(body []byte) error {
 }
 
 // moving is what an API server says differently each time.
-var moving = regexp.MustCompile(`Too large resource version: \d+, current: \d+|too old resource version: \d+ \(\d+\)|"age":"[^"]*"|"\d+[smhd]"`)
+var moving = regexp.MustCompile(`List\nmetadata:\n  resourceVersion: "\d+"|Too large resource version: \d+, current: \d+|too old resource version: \d+ \(\d+\)|"age":"[^"]*"|"\d+[smhd]"`)
 
 func (a *answer) readProtobuf(raw, body []byte) error {
 	kind, object := "", []byte(nil)

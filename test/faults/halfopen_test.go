@@ -165,6 +165,9 @@ var errBroken = errors.New("the answer broke off")
 // askOnce wants 200, and says whether the answer came from the node itself.
 func askOnce(ctx context.Context, e *endpoint, path, accept string) (replayed bool, err error) {
 	resp, err := e.get(ctx, path, accept)
+	if err != nil && strings.Contains(err.Error(), "INTERNAL_ERROR") {
+		return false, fmt.Errorf("%w: %w", errBroken, err) // its headers were still under way
+	}
 	if err != nil {
 		return false, err
 	}

@@ -369,6 +369,7 @@ func (s *sharing) rights(t *testing.T) {
 	s.wait(ctx, []*reader{stays}, fewSlices, s.touch(ctx, "b", 1))
 	s.wantOffline(ctx, "offline")
 	s.wait(ctx, []*reader{stays}, fewSlices, 0)
+	s.Settle() // the scope may be younger than a second
 	s.Must(s.Hub.Kill())
 	s.Must(s.Hub.Start(ctx))
 	s.wantOffline(ctx, "offline after a restart")
