@@ -16,7 +16,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-const informerRounds = 5
+const informerRounds = 9
 
 // An informerRun is a client-go informer and its end.
 type informerRun struct {
