@@ -119,6 +119,7 @@ func (n *markedNode) restart() {
 // kubemark's container runtime is within its process: after the kill nothing runs,
 // as after a reboot, and all that a pod needs is asked for again.
 func TestKubemark(t *testing.T) {
+	t.Parallel()
 	n := newMarkedNode(t)
 	n.phase("online")
 	start := time.Now()
@@ -165,6 +166,7 @@ func TestKubemark(t *testing.T) {
 // the link up, then cut. Kubelet's watches go on where they were: nothing is listed,
 // and what happens afterwards arrives.
 func TestKubemarkHubRestarts(t *testing.T) {
+	t.Parallel()
 	n := newMarkedNode(t)
 	n.phase("online")
 	process.Run(t, n.kubelet)

@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -217,11 +218,23 @@ func (n *realNode) online() {
 
 func round(d time.Duration) time.Duration { return d.Round(10 * time.Millisecond) }
 
+var realKubelets sync.Mutex
+
+// alone runs a test beside those of kubemark, but one with a real kubelet at a time:
+// they would share cgroups.
+func alone(t *testing.T) {
+	t.Helper()
+	node.RequireContainerd(t)
+	t.Parallel()
+	realKubelets.Lock()
+	t.Cleanup(realKubelets.Unlock)
+}
+
 // A real kubelet on containerd. Link cut, kubelet and edgehub killed and started
 // again: the containers run on. Node booted anew while cut: every pod is back, with
 // its ConfigMap, Secret and token. Link healed: Ready, and nothing is listed.
 func TestKubelet(t *testing.T) {
-	node.RequireContainerd(t)
+	alone(t)
 	n := newRealNode(t, newRig(t, nil))
 	n.online()
 	before := n.ids()
@@ -278,7 +291,7 @@ func TestKubelet(t *testing.T) {
 // A node is booted anew after the link has been cut for two hours, by the clock of
 // the recorded tokens: see an olderTokens for what stands for the two hours.
 func TestKubeletTwoHours(t *testing.T) {
-	node.RequireContainerd(t)
+	alone(t)
 	const ago = 2 * time.Hour
 	tokens := &olderTokens{age: ago}
 	n := newRealNode(t, newRig(t, tokens.start))
