@@ -30,9 +30,9 @@ func giveBack(ctx context.Context) error {
 		}
 		now := collections()
 		if now == before && now != given {
-			debug.FreeOSMemory()
-			now = collections()
-			given = now
+			debug.FreeOSMemory() // which collects, too
+			given = collections()
+			now = given
 		}
 		before = now
 	}

@@ -4,6 +4,7 @@
 package cache
 
 import (
+	"bufio"
 	"errors"
 	"fmt"
 	"io"
@@ -176,8 +177,8 @@ func TestSharedObjectsAfterFailedFlush(t *testing.T) {
 	}
 }
 
-// A watch that waits for a first sync is served with its first object, not at its
-// end (or after 20 s by a watch of its own).
+// A watch that waits for a first sync is served with its first object, and then by
+// the batch, not at its end (or after 20 s by a watch of its own).
 func TestFirstSyncIsStreamed(t *testing.T) {
 	server := newFakeServer()
 	pipes := make(chan *io.PipeWriter, 9)
@@ -187,19 +188,32 @@ func TestFirstSyncIsStreamed(t *testing.T) {
 		return resp
 	}}
 	h := startHub(t, t.TempDir(), server, func(c *Config) { c.Upstream = up })
+	first := make(chan struct{})
 	go func() {
 		pipe := <-pipes
 		<-time.After(50 * time.Millisecond) // the API server has answered, and now reads etcd
-		io.WriteString(pipe, frame("ADDED", "configmaps/a/one", 101, "1"))
-	}()
-	within(t, "the first object", func() {
-		resp, err := h.do(t.Context(), alice, allMaps+watchList)
-		if err == nil {
-			_, err = resp.Body.Read(make([]byte, 1000))
-			resp.Body.Close()
+		io.WriteString(pipe, frame("ADDED", "configmaps/a/o1", 101, "1"))
+		<-first
+		for i := 2; i <= 2*stagedBatch; i++ {
+			io.WriteString(pipe, frame("ADDED", fmt.Sprintf("configmaps/a/o%d", i), 100+i, "1"))
 		}
-		if err != nil && t.Context().Err() == nil {
+	}()
+	within(t, "the first batches", func() {
+		resp, err := h.do(t.Context(), alice, allMaps+watchList)
+		if err != nil {
 			t.Error(err)
+			return
+		}
+		defer resp.Body.Close()
+		lines := bufio.NewScanner(resp.Body)
+		for i := range 2 * stagedBatch {
+			if !lines.Scan() && t.Context().Err() == nil {
+				t.Errorf("after %d objects: %v", i, lines.Err())
+				return
+			}
+			if i == 0 {
+				close(first)
+			}
 		}
 	})
 }

@@ -8,7 +8,6 @@
 package conformance
 
 import (
-	"context"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -22,137 +21,71 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
 
 	"github.com/edgehub/edgehub/test/controlplane"
-	"github.com/edgehub/edgehub/test/link"
-	"github.com/edgehub/edgehub/test/node"
 	"github.com/edgehub/edgehub/test/process"
+	"github.com/edgehub/edgehub/test/rig"
 )
 
 const (
 	processPatience = 2 * time.Minute
 
 	admin    = "conformance-admin"
-	nobody   = "conformance-nobody"
-	pb       = "application/vnd.kubernetes.protobuf"
-	js       = "application/json"
-	metaPB   = pb + ";as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
-	metaJS   = js + ";as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+	pb       = rig.Protobuf
+	js       = rig.JSON
+	metaPB   = rig.MetadataProtobuf
+	metaJS   = rig.MetadataJSON
 	metaBeta = pb + ";as=PartialObjectMetadataList;g=meta.k8s.io;v=v1beta1"
 	tableJS  = js + ";as=Table;v=v1;g=meta.k8s.io," + js + ";as=Table;v=v1beta1;g=meta.k8s.io," + js
 )
 
-// A rig is a control plane with things in it, and a hub in front of it.
-type rig struct {
-	t       *testing.T
-	cp      *controlplane.ControlPlane
-	link    *link.Link
-	hub     *node.Hub
-	direct  *endpoint
-	through *endpoint
+// A pair is the API server, with things in it, and a hub in front of it.
+type pair struct {
+	*rig.Rig
+	direct, through *endpoint
 }
 
-func newRig(t *testing.T) *rig {
+func newPair(t *testing.T) *pair {
 	t.Helper()
-	ctx := t.Context()
-	cp := controlplane.New(t, controlplane.Config{Audit: true, Users: []controlplane.StaticUser{
-		{Name: admin, Groups: []string{"system:masters"}}, {Name: nobody},
-	}})
-	fill(t, cp)
-	l, err := link.New(ctx, cp.Addr())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(l.Close)
-	cert, key, err := cp.NodeCredentials("n1")
-	if err != nil {
-		t.Fatal(err)
-	}
-	hub, err := node.NewHub(ctx, node.HubConfig{ServerURLs: []string{l.URL()}, ServerCAFile: cp.CAFile(), CertFile: cert, KeyFile: key})
-	if err != nil {
-		t.Fatal(err)
-	}
-	process.Run(t, hub)
-	r := &rig{t: t, cp: cp, link: l, hub: hub}
-	if r.direct, err = newEndpoint("direct", cp.TokenConfig(admin)); err != nil {
-		t.Fatal(err)
-	}
-	if r.through, err = newEndpoint("edgehub", hub.Through(cp.TokenConfig(admin))); err != nil {
-		t.Fatal(err)
-	}
-	return r
+	p := &pair{Rig: rig.New(t, []controlplane.StaticUser{{Name: admin, Groups: []string{"system:masters"}}})}
+	fill(p.Rig)
+	process.Run(t, p.Hub)
+	var err error
+	p.direct, err = newEndpoint("direct", p.ControlPlane.TokenConfig(admin))
+	p.Must(err)
+	p.through, err = newEndpoint("edgehub", p.Hub.Through(p.ControlPlane.TokenConfig(admin)))
+	p.Must(err)
+	return p
 }
 
 // fill makes objects of built-in kinds and of a custom resource.
-func fill(t *testing.T, cp *controlplane.ControlPlane) {
-	t.Helper()
-	ctx := t.Context()
-	must := func(err error) {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
+func fill(r *rig.Rig) {
+	r.T.Helper()
+	ctx, client := r.T.Context(), r.ControlPlane.Client
 	for _, ns := range []string{"a", "b"} {
-		must(cp.CreateNamespace(ctx, ns))
 		for i := range 10 {
 			meta := metav1.ObjectMeta{Name: fmt.Sprintf("o-%02d", i), Namespace: ns, Labels: map[string]string{"parity": []string{"even", "odd"}[i%2], "n": fmt.Sprint(i)}}
-			_, err := cp.Client.CoreV1().ConfigMaps(ns).Create(ctx, &corev1.ConfigMap{ObjectMeta: meta, Data: map[string]string{"text": "<tag> & \"quotes\" ünïcode \u2028"}}, metav1.CreateOptions{})
-			must(err)
-			_, err = cp.Client.CoreV1().Secrets(ns).Create(ctx, &corev1.Secret{ObjectMeta: meta, Type: corev1.SecretType([]string{"Opaque", "example.com/odd"}[i%2]), StringData: map[string]string{"password": "hunter2"}}, metav1.CreateOptions{})
-			must(err)
-			_, err = cp.Client.CoreV1().Pods(ns).Create(ctx, &corev1.Pod{ObjectMeta: meta, Spec: corev1.PodSpec{
+			_, err := client.CoreV1().ConfigMaps(ns).Create(ctx, &corev1.ConfigMap{ObjectMeta: meta, Data: map[string]string{"text": "<tag> & \"quotes\" ünïcode \u2028"}}, metav1.CreateOptions{})
+			r.Must(err)
+			_, err = client.CoreV1().Secrets(ns).Create(ctx, &corev1.Secret{ObjectMeta: meta, Type: corev1.SecretType([]string{"Opaque", "example.com/odd"}[i%2]), StringData: map[string]string{"password": "hunter2"}}, metav1.CreateOptions{})
+			r.Must(err)
+			_, err = client.CoreV1().Pods(ns).Create(ctx, &corev1.Pod{ObjectMeta: meta, Spec: corev1.PodSpec{
 				NodeName: fmt.Sprintf("n%d", i%3), Containers: []corev1.Container{{Name: "c", Image: "example.invalid/none:1"}},
 			}}, metav1.CreateOptions{})
-			must(err)
-			_, err = cp.Client.CoreV1().Services(ns).Create(ctx, &corev1.Service{ObjectMeta: meta, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}}}, metav1.CreateOptions{})
-			must(err)
-			_, err = cp.Client.DiscoveryV1().EndpointSlices(ns).Create(ctx, &discoveryv1.EndpointSlice{ObjectMeta: meta, AddressType: discoveryv1.AddressTypeIPv4, Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.1.2.3"}}}}, metav1.CreateOptions{})
-			must(err)
+			r.Must(err)
+			_, err = client.CoreV1().Services(ns).Create(ctx, &corev1.Service{ObjectMeta: meta, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}}}, metav1.CreateOptions{})
+			r.Must(err)
+			_, err = client.DiscoveryV1().EndpointSlices(ns).Create(ctx, &discoveryv1.EndpointSlice{ObjectMeta: meta, AddressType: discoveryv1.AddressTypeIPv4, Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.1.2.3"}}}}, metav1.CreateOptions{})
+			r.Must(err)
 		}
 	}
-	for i := range 3 {
-		_, err := cp.Client.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("n%d", i)}}, metav1.CreateOptions{})
-		must(err)
+	for _, name := range []string{"n0", "n2"} { // beside the hub's own
+		_, err := client.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+		r.Must(err)
 	}
-	fillCustom(t, cp)
-}
-
-var (
-	crds    = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
-	widgets = schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "widgets"}
-)
-
-func fillCustom(t *testing.T, cp *controlplane.ControlPlane) {
-	t.Helper()
-	ctx := t.Context()
-	c, err := dynamic.NewForConfig(cp.AdminConfig())
-	if err != nil {
-		t.Fatal(err)
-	}
-	crd := map[string]any{
-		"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
-		"metadata": map[string]any{"name": "widgets.example.com"},
-		"spec": map[string]any{
-			"group": "example.com", "scope": "Namespaced",
-			"names": map[string]any{"plural": "widgets", "singular": "widget", "kind": "Widget", "listKind": "WidgetList"},
-			"versions": []any{map[string]any{
-				"name": "v1", "served": true, "storage": true,
-				"selectableFields": []any{map[string]any{"jsonPath": ".spec.color"}},
-				"schema": map[string]any{"openAPIV3Schema": map[string]any{
-					"type": "object", "x-kubernetes-preserve-unknown-fields": true,
-					"properties": map[string]any{"spec": map[string]any{"type": "object", "properties": map[string]any{
-						"color": map[string]any{"type": "string"},
-					}}},
-				}},
-			}},
-		},
-	}
-	if _, err := c.Resource(crds).Create(ctx, &unstructured.Unstructured{Object: crd}, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	custom, err := dynamic.NewForConfig(r.ControlPlane.AdminConfig())
+	r.Must(err)
 	for i := range 6 {
 		w := map[string]any{
 			"aaa": "sorts before apiVersion", "apiVersion": "example.com/v1", "kind": "Widget",
@@ -162,13 +95,8 @@ func fillCustom(t *testing.T, cp *controlplane.ControlPlane) {
 		if i%2 == 0 {
 			delete(w, "aaa")
 		}
-		err := process.Poll(ctx, "custom resource is served", func(ctx context.Context) error {
-			_, err := c.Resource(widgets).Namespace("a").Create(ctx, &unstructured.Unstructured{Object: w}, metav1.CreateOptions{})
-			return err
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		_, err := custom.Resource(rig.Widgets).Namespace("a").Create(ctx, &unstructured.Unstructured{Object: w}, metav1.CreateOptions{})
+		r.Must(err)
 	}
 }
 
@@ -247,104 +175,106 @@ func errs(rv string) (q []question) {
 }
 
 // compare asks both and compares the answers.
-func (r *rig) compare(q question) (answer, bool) {
-	r.t.Helper()
-	want, _, _, err := r.direct.ask(r.t.Context(), q.path, q.accept)
+func (p *pair) compare(q question) (answer, bool) {
+	p.T.Helper()
+	want, _, _, err := p.direct.ask(p.T.Context(), q.path, q.accept)
 	if err != nil {
-		r.t.Errorf("direct %s (%s): %v", q.path, q.accept, err)
+		p.T.Errorf("direct %s (%s): %v", q.path, q.accept, err)
 		return want, false
 	}
-	got, _, _, err := r.through.ask(r.t.Context(), q.path, q.accept)
+	got, _, _, err := p.through.ask(p.T.Context(), q.path, q.accept)
 	if err != nil {
-		r.t.Errorf("edgehub %s (%s): %v", q.path, q.accept, err)
+		p.T.Errorf("edgehub %s (%s): %v", q.path, q.accept, err)
 		return want, false
 	}
 	if d := cmp.Diff(want, got); d != "" {
-		r.t.Errorf("%s (%s) differs through edgehub (-direct +edgehub):\n%s", q.path, q.accept, d)
+		p.T.Errorf("%s (%s) differs through edgehub (-direct +edgehub):\n%s", q.path, q.accept, d)
 		return want, false
 	}
 	return want, true
 }
 
 func TestConformance(t *testing.T) {
-	r := newRig(t)
+	p := newPair(t)
 	recorded := map[question]answer{}
 	t.Run("lists", func(t *testing.T) {
-		r.t = t
+		p.T = t
 		for _, q := range lists() {
-			if a, ok := r.compare(q); ok && a.Status == http.StatusOK {
+			if a, ok := p.compare(q); ok && a.Status == http.StatusOK {
 				recorded[q] = a
 			}
 		}
 	})
 	t.Run("others", func(t *testing.T) {
-		r.t = t
+		p.T = t
 		for _, q := range others() {
-			if a, ok := r.compare(q); ok && a.Status == http.StatusOK {
+			if a, ok := p.compare(q); ok && a.Status == http.StatusOK {
 				recorded[q] = a
 			}
 		}
 	})
 	t.Run("refusals", func(t *testing.T) {
-		r.t = t
-		list, err := r.cp.Client.CoreV1().ConfigMaps("").List(t.Context(), metav1.ListOptions{})
+		p.T = t
+		list, err := p.ControlPlane.Client.CoreV1().ConfigMaps("").List(t.Context(), metav1.ListOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}
 		var g errgroup.Group // a resourceVersion that is too new is waited for
 		g.SetLimit(16)
 		for _, q := range errs(list.ResourceVersion) {
-			g.Go(func() error { r.compare(q); return nil })
+			g.Go(func() error { p.compare(q); return nil })
 		}
 		if err := g.Wait(); err != nil {
 			t.Error(err)
 		}
 	})
-	t.Run("pages", func(t *testing.T) { r.t = t; r.pages() })
-	t.Run("watches", func(t *testing.T) { r.t = t; r.watches() })
+	t.Run("pages", func(t *testing.T) { p.T = t; p.pages() })
+	t.Run("watches", func(t *testing.T) { p.T = t; p.watches() })
 	if len(recorded) < 150 {
 		t.Fatalf("only %d answers were recorded", len(recorded))
 	}
-	t.Run("offline", func(t *testing.T) { r.t = t; r.offline(recorded) })
+	t.Run("offline", func(t *testing.T) { p.T = t; p.offline(recorded) })
 }
 
 // pages reads whole lists page by page, with every page size, and compares.
-func (r *rig) pages() {
+func (p *pair) pages() {
 	for _, accept := range []string{js, pb + "," + js, metaPB} {
 		for _, path := range []string{"/api/v1/configmaps", "/apis/example.com/v1/widgets"} {
 			for _, limit := range []string{"1", "7", "500"} {
-				want, got := r.page(r.direct, path, accept, limit), r.page(r.through, path, accept, limit)
+				want, got := p.page(p.direct, path, accept, limit), p.page(p.through, path, accept, limit)
 				if d := cmp.Diff(want, got); d != "" || len(want) < 6 {
-					r.t.Errorf("%s (%s) by pages of %s differs, %d items:\n%s", path, accept, limit, len(want), d)
+					p.T.Errorf("%s (%s) by pages of %s differs, %d items:\n%s", path, accept, limit, len(want), d)
 				}
 			}
 		}
 	}
 }
 
-func (r *rig) page(e *endpoint, path, accept, limit string) (items []string) {
-	r.t.Helper()
+func (p *pair) page(e *endpoint, path, accept, limit string) (items []string) {
+	p.T.Helper()
 	token := ""
 	for {
-		a, _, body, err := e.ask(r.t.Context(), path+"?limit="+limit+"&continue="+url.QueryEscape(token), accept)
+		a, _, body, err := e.ask(p.T.Context(), path+"?limit="+limit+"&continue="+url.QueryEscape(token), accept)
 		if err != nil || a.Status != http.StatusOK {
-			r.t.Fatalf("%s %s: %v, %+v", e.name, path, err, a)
+			p.T.Fatalf("%s %s: %v, %+v", e.name, path, err, a)
 		}
 		items = append(items, a.Items...)
 		if !a.Continued {
 			return items
 		}
-		if token, err = continueToken(body); err != nil {
-			r.t.Fatal(err)
+		l, err := rig.ReadList(body)
+		if err != nil {
+			p.T.Fatal(err)
 		}
+		token = l.Continue
 	}
 }
 
 // watches compares what watches begin with, and the events of a few changes.
-func (r *rig) watches() {
-	list, err := r.cp.Client.CoreV1().ConfigMaps("a").List(r.t.Context(), metav1.ListOptions{})
+func (p *pair) watches() {
+	list, err := p.ControlPlane.Client.CoreV1().ConfigMaps("a").List(p.T.Context(), metav1.ListOptions{})
 	if err != nil {
-		r.t.Fatal(err)
+		p.T.Fatal(err)
 	}
 	rv := list.ResourceVersion
 	initial := "&sendInitialEvents=true&resourceVersionMatch=NotOlderThan"
@@ -358,69 +288,69 @@ func (r *rig) watches() {
 				initial + "&timeoutSeconds=1", "&timeoutSeconds=1", "&timeoutSeconds=1&resourceVersion=0", "&timeoutSeconds=1&resourceVersion=" + rv, "&timeoutSeconds=1&resourceVersion=1",
 				"&timeoutSeconds=1&allowWatchBookmarks=true&labelSelector=n=1", initial + "&allowWatchBookmarks=true&fieldSelector=metadata.name=o-02",
 			} {
-				g.Go(func() error { return r.compareWatch(path+"?watch=1"+opts, accept) })
+				g.Go(func() error { return p.compareWatch(path+"?watch=1"+opts, accept) })
 			}
 		}
 	}
-	g.Go(func() error { return r.compareWatch("/api/v1/watch/namespaces/a/configmaps?timeoutSeconds=1", js) })
+	g.Go(func() error { return p.compareWatch("/api/v1/watch/namespaces/a/configmaps?timeoutSeconds=1", js) })
 	if err := g.Wait(); err != nil {
-		r.t.Error(err)
+		p.T.Error(err)
 	}
 }
 
-func (r *rig) compareWatch(path, accept string) error {
-	want, err := r.direct.follow(r.t.Context(), path, accept, 0)
+func (p *pair) compareWatch(path, accept string) error {
+	want, err := p.direct.follow(p.T.Context(), path, accept, 0)
 	if err != nil {
 		return fmt.Errorf("direct %s: %w", path, err)
 	}
-	got, err := r.through.follow(r.t.Context(), path, accept, 0)
+	got, err := p.through.follow(p.T.Context(), path, accept, 0)
 	if err != nil {
 		return fmt.Errorf("edgehub %s: %w", path, err)
 	}
 	if d := cmp.Diff(want, got); d != "" {
-		r.t.Errorf("%s (%s) differs through edgehub (-direct +edgehub):\n%s", path, accept, d)
+		p.T.Errorf("%s (%s) differs through edgehub (-direct +edgehub):\n%s", path, accept, d)
 	}
 	return nil
 }
 
 // offline cuts the link, kills the hub, starts it again and asks everything once
 // more.
-func (r *rig) offline(recorded map[question]answer) {
+func (p *pair) offline(recorded map[question]answer) {
 	start := time.Now()
-	r.link.Cut()
+	p.Link.Cut()
 	// What was answered a moment ago is on disk within a second; an orderly stop
 	// writes at once. (The SIGKILL tests are about the former.)
-	if err := r.hub.Stop(); err != nil {
-		r.t.Fatal(err)
+	if err := p.Hub.Stop(); err != nil {
+		p.T.Fatal(err)
 	}
-	if err := r.hub.Start(r.t.Context()); err != nil {
-		r.t.Fatal(err)
+	if err := p.Hub.Start(p.T.Context()); err != nil {
+		p.T.Fatal(err)
 	}
 	for q, want := range recorded {
-		got, header, _, err := r.through.ask(r.t.Context(), q.path, q.accept)
+		got, header, _, err := p.through.ask(p.T.Context(), q.path, q.accept)
 		if err != nil {
-			r.t.Errorf("%s (%s): %v", q.path, q.accept, err)
+			p.T.Errorf("%s (%s): %v", q.path, q.accept, err)
 			continue
 		}
 		if d := cmp.Diff(want, got); d != "" {
-			r.t.Errorf("%s (%s) differs offline (-online +offline):\n%s", q.path, q.accept, d)
+			p.T.Errorf("%s (%s) differs offline (-online +offline):\n%s", q.path, q.accept, d)
 		}
 		if !strings.HasPrefix(header.Get("Warning"), "110 ") {
-			r.t.Errorf("%s: Warning = %q, want 110", q.path, header.Get("Warning"))
+			p.T.Errorf("%s: Warning = %q, want 110", q.path, header.Get("Warning"))
 		}
 	}
-	for _, p := range []string{"/api/v1/namespaces/b/secrets", "/api/v1/namespaces/b/secrets/none", "/api/v1/persistentvolumes", "/api/v1/namespaces/a/configmaps/none", "/apis/apps/v1/deployments"} {
-		if a, _, _, err := r.through.ask(r.t.Context(), p, js); err != nil || a.Status != http.StatusServiceUnavailable {
+	for _, path := range []string{"/api/v1/namespaces/b/secrets", "/api/v1/namespaces/b/secrets/none", "/api/v1/persistentvolumes", "/api/v1/namespaces/a/configmaps/none", "/apis/apps/v1/deployments"} {
+		if a, _, _, err := p.through.ask(p.T.Context(), path, js); err != nil || a.Status != http.StatusServiceUnavailable {
 			// secrets of b are within type=Opaque only: not all of them are known
-			r.t.Errorf("%s offline = %d, %v, want 503", p, a.Status, err)
+			p.T.Errorf("%s offline = %d, %v, want 503", path, a.Status, err)
 		}
 	}
-	r.narrower()
-	r.t.Logf("%d answers replayed after a restart offline, in %v", len(recorded), time.Since(start))
+	p.narrower()
+	p.T.Logf("%d answers replayed after a restart offline, in %v", len(recorded), time.Since(start))
 }
 
 // narrower asks offline for less than what was recorded: right, or 503.
-func (r *rig) narrower() {
+func (p *pair) narrower() {
 	for path, want := range map[string]int{
 		"/api/v1/namespaces/b/configmaps":                               11, // with kube-root-ca.crt
 		"/api/v1/namespaces/b/configmaps?labelSelector=n=7":             1,
@@ -430,14 +360,14 @@ func (r *rig) narrower() {
 		"/apis/example.com/v1/widgets?labelSelector=n=4":                1,
 	} {
 		for _, accept := range []string{js, pb + "," + js} {
-			a, _, _, err := r.through.ask(r.t.Context(), path, accept)
+			a, _, _, err := p.through.ask(p.T.Context(), path, accept)
 			switch {
 			case err != nil:
-				r.t.Errorf("%s: %v", path, err)
+				p.T.Errorf("%s: %v", path, err)
 			case want < 0 && a.Status != http.StatusServiceUnavailable:
-				r.t.Errorf("%s = %d, want 503", path, a.Status)
+				p.T.Errorf("%s = %d, want 503", path, a.Status)
 			case want >= 0 && (a.Status != http.StatusOK || len(a.Items) != want):
-				r.t.Errorf("%s (%s) = %d with %d items, want %d items: %s", path, accept, a.Status, len(a.Items), want, a.Body)
+				p.T.Errorf("%s (%s) = %d with %d items, want %d items: %s", path, accept, a.Status, len(a.Items), want, a.Body)
 			}
 		}
 	}

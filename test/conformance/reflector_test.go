@@ -28,6 +28,7 @@ import (
 
 	"github.com/edgehub/edgehub/test/controlplane"
 	"github.com/edgehub/edgehub/test/process"
+	"github.com/edgehub/edgehub/test/rig"
 )
 
 // A kind of reflector: how a client-go informer is made from a configuration.
@@ -55,7 +56,7 @@ func typed(contentType string) reflector {
 }
 
 var untyped = map[string]schema.GroupVersionResource{
-	"configmaps": {Version: "v1", Resource: "configmaps"}, "widgets": widgets, "pods": {Version: "v1", Resource: "pods"},
+	"configmaps": {Version: "v1", Resource: "configmaps"}, "widgets": rig.Widgets, "pods": {Version: "v1", Resource: "pods"},
 }
 
 var reflectors = []reflector{
@@ -118,7 +119,7 @@ func run(ctx context.Context, set map[string]cache.SharedIndexInformer) error {
 
 // same waits until both sets of informers hold the same, and the first one the
 // pod that was changed last.
-func same(ctx context.Context, t *testing.T, changed string, direct, through map[string]cache.SharedIndexInformer) {
+func same(ctx context.Context, t testing.TB, changed string, direct, through map[string]cache.SharedIndexInformer) {
 	t.Helper()
 	err := process.Poll(ctx, "the direct informer has the changed pod at "+changed, func(context.Context) error {
 		pods, err := contents(direct["pods"])
@@ -151,13 +152,13 @@ func same(ctx context.Context, t *testing.T, changed string, direct, through map
 	}
 }
 func TestReflectors(t *testing.T) {
-	r := newRig(t)
+	p := newPair(t)
 	for _, watchList := range []bool{true, false} {
 		for _, kind := range reflectors {
 			t.Run(fmt.Sprintf("%s, WatchList %v", kind.name, watchList), func(t *testing.T) {
 				featuretesting.SetFeatureDuringTest(t, features.WatchListClient, watchList)
-				r.t = t
-				r.reflect(kind)
+				p.T = t
+				p.reflect(kind)
 			})
 		}
 	}
@@ -165,16 +166,16 @@ func TestReflectors(t *testing.T) {
 
 // reflect runs informers online, through a cut, against a hub that was restarted
 // offline, and after the link is back.
-func (r *rig) reflect(kind reflector) {
-	t := r.t
+func (p *pair) reflect(kind reflector) {
+	t := p.T
 	ctx, cancel := context.WithTimeout(t.Context(), processPatience)
 	defer cancel()
 	all := func(*metav1.ListOptions) {}
-	direct, err := kind.make(r.cp.TokenConfig(admin), all)
+	direct, err := kind.make(p.ControlPlane.TokenConfig(admin), all)
 	if err != nil {
 		t.Fatal(err)
 	}
-	through, err := kind.make(r.hub.Through(r.cp.TokenConfig(admin)), all)
+	through, err := kind.make(p.Hub.Through(p.ControlPlane.TokenConfig(admin)), all)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -184,24 +185,24 @@ func (r *rig) reflect(kind reflector) {
 		}
 	}
 	same(ctx, t, "", direct, through)
-	same(ctx, t, change(t, r.cp), direct, through)
+	same(ctx, t, change(t, p.ControlPlane), direct, through)
 
-	r.link.Cut()
-	changed := change(t, r.cp)
-	if err := r.link.Heal(); err != nil {
+	p.Link.Cut()
+	changed := change(t, p.ControlPlane)
+	if err := p.Link.Heal(); err != nil {
 		t.Fatal(err)
 	}
 	same(ctx, t, changed, direct, through)
 
 	// Informers that start while the link is cut and the hub is new.
-	r.link.Cut()
-	if err := r.hub.Stop(); err != nil {
+	p.Link.Cut()
+	if err := p.Hub.Stop(); err != nil {
 		t.Fatal(err)
 	}
-	if err := r.hub.Start(ctx); err != nil {
+	if err := p.Hub.Start(ctx); err != nil {
 		t.Fatal(err)
 	}
-	late, err := kind.make(r.hub.Through(r.cp.TokenConfig(admin)), all)
+	late, err := kind.make(p.Hub.Through(p.ControlPlane.TokenConfig(admin)), all)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -209,8 +210,8 @@ func (r *rig) reflect(kind reflector) {
 		t.Fatalf("offline, after a restart of edgehub: %v", err)
 	}
 	same(ctx, t, changed, direct, late)
-	changed = change(t, r.cp)
-	if err := r.link.Heal(); err != nil {
+	changed = change(t, p.ControlPlane)
+	if err := p.Link.Heal(); err != nil {
 		t.Fatal(err)
 	}
 	same(ctx, t, changed, direct, late)
@@ -219,7 +220,7 @@ func (r *rig) reflect(kind reflector) {
 
 // change creates, changes and deletes some objects, last a pod, and returns the
 // pod's resourceVersion.
-func change(t *testing.T, cp *controlplane.ControlPlane) string {
+func change(t testing.TB, cp *controlplane.ControlPlane) string {
 	t.Helper()
 	ctx := t.Context()
 	maps := cp.Client.CoreV1().ConfigMaps("a")

@@ -20,21 +20,19 @@ import (
 
 	"google.golang.org/protobuf/encoding/protowire"
 	"k8s.io/client-go/rest"
+
+	"github.com/edgehub/edgehub/test/rig"
 )
 
 // An endpoint is the API server, or edgehub in front of it.
 type endpoint struct {
-	name   string
-	url    string
-	client *http.Client
+	name string
+	*rig.Endpoint
 }
 
 func newEndpoint(name string, c *rest.Config) (*endpoint, error) {
-	rt, err := rest.TransportFor(c)
-	if err != nil {
-		return nil, err
-	}
-	return &endpoint{name: name, url: c.Host, client: &http.Client{Transport: rt}}, nil
+	e, err := rig.NewEndpoint(c)
+	return &endpoint{name, e}, err
 }
 
 // An answer is what is compared of a response: without what differs between two
@@ -52,14 +50,11 @@ type answer struct {
 }
 
 func (e *endpoint) get(ctx context.Context, path, accept string) (*http.Response, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, e.url+path, nil)
-	if err != nil {
-		return nil, err
-	}
+	header := http.Header{}
 	if accept != "" {
-		req.Header.Set("Accept", accept)
+		header.Set("Accept", accept)
 	}
-	return e.client.Do(req)
+	return e.Do(ctx, http.MethodGet, path, header, nil)
 }
 
 // ask sends a GET and reads the whole answer.
@@ -117,7 +112,7 @@ var moving = regexp.MustCompile(`List\nmetadata:\n  resourceVersion: "\d+"|Too l
 
 func (a *answer) readProtobuf(raw, body []byte) error {
 	kind, object := "", []byte(nil)
-	if err := fields(raw, func(n protowire.Number, v []byte) error {
+	if err := rig.Fields(raw, func(n protowire.Number, v []byte) error {
 		switch n {
 		case 1:
 			kind = string(v)
@@ -133,10 +128,10 @@ func (a *answer) readProtobuf(raw, body []byte) error {
 		return nil
 	}
 	a.Meta = kind
-	return fields(object, func(n protowire.Number, v []byte) error {
+	return rig.Fields(object, func(n protowire.Number, v []byte) error {
 		switch n {
 		case 1:
-			return fields(v, func(n protowire.Number, v []byte) error {
+			return rig.Fields(v, func(n protowire.Number, v []byte) error {
 				a.Continued = a.Continued || n == 3 && len(v) > 0
 				return nil
 			})
@@ -145,34 +140,6 @@ func (a *answer) readProtobuf(raw, body []byte) error {
 		}
 		return nil
 	})
-}
-
-// fields calls f with the length-delimited fields of a message.
-func fields(b []byte, f func(protowire.Number, []byte) error) error {
-	for len(b) > 0 {
-		n, t, w := protowire.ConsumeTag(b)
-		if w < 0 {
-			return protowire.ParseError(w)
-		}
-		b = b[w:]
-		if t == protowire.BytesType {
-			v, w := protowire.ConsumeBytes(b)
-			if w < 0 {
-				return protowire.ParseError(w)
-			}
-			if err := f(n, v); err != nil {
-				return err
-			}
-			b = b[w:]
-			continue
-		}
-		w = protowire.ConsumeFieldValue(n, t, b)
-		if w < 0 {
-			return protowire.ParseError(w)
-		}
-		b = b[w:]
-	}
-	return nil
 }
 
 // follow reads a watch until the initial events have ended, want events have
@@ -245,42 +212,15 @@ func protobufFrames(r io.Reader) func() (string, []byte, error) {
 			return "", nil, err
 		}
 		kind, object := "", []byte(nil)
-		err := fields(b, func(n protowire.Number, v []byte) error {
+		err := rig.Fields(b, func(n protowire.Number, v []byte) error {
 			switch n {
 			case 1:
 				kind = string(v)
 			case 2: // RawExtension
-				return fields(v, func(n protowire.Number, v []byte) error { object = v; return nil })
+				return rig.Fields(v, func(n protowire.Number, v []byte) error { object = v; return nil })
 			}
 			return nil
 		})
 		return kind, object, err
 	}
-}
-
-// continueToken returns the continue token of a list.
-func continueToken(body []byte) (token string, err error) {
-	raw, ok := bytes.CutPrefix(body, []byte("k8s\x00"))
-	if !ok {
-		var l struct{ Metadata struct{ Continue string } }
-		err = json.Unmarshal(body, &l)
-		return l.Metadata.Continue, err
-	}
-	err = fields(raw, func(n protowire.Number, v []byte) error {
-		if n != 2 {
-			return nil
-		}
-		return fields(v, func(n protowire.Number, v []byte) error {
-			if n != 1 {
-				return nil
-			}
-			return fields(v, func(n protowire.Number, v []byte) error {
-				if n == 3 {
-					token = string(v)
-				}
-				return nil
-			})
-		})
-	})
-	return token, err
 }

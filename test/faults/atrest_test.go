@@ -45,14 +45,14 @@ func (c *cast) searchDisk() {
 		}
 	}
 	var files, size int
-	err := filepath.WalkDir(filepath.Dir(c.hub.DataDir()), func(path string, d fs.DirEntry, err error) error {
+	err := filepath.WalkDir(filepath.Dir(c.Hub.DataDir()), func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
 		if info, err := d.Info(); err != nil {
 			return err
-		} else if mode := info.Mode().Perm(); strings.HasPrefix(path, c.hub.DataDir()) && mode&0o077 != 0 && filepath.Base(path) != "ca.crt" && filepath.Base(path) != "pki" {
-			c.t.Errorf("%s has mode %v", path, mode)
+		} else if mode := info.Mode().Perm(); strings.HasPrefix(path, c.Hub.DataDir()) && mode&0o077 != 0 && filepath.Base(path) != "ca.crt" && filepath.Base(path) != "pki" {
+			c.T.Errorf("%s has mode %v", path, mode)
 		}
 		if d.IsDir() {
 			return nil
@@ -62,17 +62,17 @@ func (c *cast) searchDisk() {
 		for value, what := range needles {
 			for _, form := range disguises(value) {
 				if bytes.Contains(b, []byte(form)) {
-					c.t.Errorf("%s is in %s as %.60s", what, path, form)
+					c.T.Errorf("%s is in %s as %.60s", what, path, form)
 				}
 			}
 		}
 		return err
 	})
-	c.must(err)
-	if journal := filepath.Join(c.hub.DataDir(), "journal"); !holds(journal, []byte(`"of":"b"`)) {
-		c.t.Errorf("%s does not hold ConfigMaps in clear: the search cannot be right", journal)
+	c.Must(err)
+	if journal := filepath.Join(c.Hub.DataDir(), "journal"); !holds(journal, []byte(`"of":"b"`)) {
+		c.T.Errorf("%s does not hold ConfigMaps in clear: the search cannot be right", journal)
 	}
-	c.t.Logf("%d files, %d bytes searched for %d values", files, size, len(needles))
+	c.T.Logf("%d files, %d bytes searched for %d values", files, size, len(needles))
 }
 
 // holds says whether a file below dir holds the bytes.

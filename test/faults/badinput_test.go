@@ -23,6 +23,7 @@ import (
 	"github.com/edgehub/edgehub/test/controlplane"
 	"github.com/edgehub/edgehub/test/port"
 	"github.com/edgehub/edgehub/test/process"
+	"github.com/edgehub/edgehub/test/rig"
 )
 
 // A misuse is a start that must fail.
@@ -42,20 +43,20 @@ var klogLine = regexp.MustCompile(`^[IWE]\d{4} `)
 // code 1 and an error that says what is wrong and where, all flags in one go, and
 // what earlier runs have recorded is as it was.
 func TestBadInput(t *testing.T) {
-	r := newRig(t, t.TempDir(), nil)
-	data := r.record()
+	r := newRig(t, nil)
+	data := record(r)
 	root, err := controlplane.Root()
-	r.must(err)
+	r.Must(err)
 	binary := filepath.Join(root, ".bin", "edgehub")
 	other := filepath.Join(t.TempDir(), "other") // of another data directory
 	garbage := filepath.Join(t.TempDir(), "garbage.pem")
-	r.must(os.WriteFile(garbage, []byte("-----BEGIN CERTIFICATE-----\nnot base64\n-----END CERTIFICATE-----\n"), 0o600))
-	_, otherKey, err := r.cp.NodeCredentials("n2")
-	r.must(err)
-	userCert, userKey, err := r.cp.ClientCert("alice")
-	r.must(err)
+	r.Must(os.WriteFile(garbage, []byte("-----BEGIN CERTIFICATE-----\nnot base64\n-----END CERTIFICATE-----\n"), 0o600))
+	_, otherKey, err := r.ControlPlane.NodeCredentials("n2")
+	r.Must(err)
+	userCert, userKey, err := r.ControlPlane.ClientCert("alice")
+	r.Must(err)
 	busy, err := net.Listen("tcp", "127.0.0.1:0")
-	r.must(err)
+	r.Must(err)
 	defer busy.Close()
 	taken := busy.Addr().String()
 	journal := filepath.Join(data, "journal")
@@ -77,8 +78,8 @@ func TestBadInput(t *testing.T) {
 		{name: "address of nobody", args: []string{"--link-local-address=169.254.77.77:10268"}, want: []string{"169.254.77.77:10268"}},
 		{name: "file in the place of the data directory", args: []string{"--data-dir=" + garbage}, want: []string{garbage}},
 		{name: "file in the place of the journal", args: []string{"--data-dir=" + other}, want: []string{filepath.Join(other, "journal")}, spoil: func(t *testing.T) {
-			r.must(os.MkdirAll(other, 0o700))
-			r.must(os.WriteFile(filepath.Join(other, "journal"), []byte("mine"), 0o600))
+			r.Must(os.MkdirAll(other, 0o700))
+			r.Must(os.WriteFile(filepath.Join(other, "journal"), []byte("mine"), 0o600))
 		}},
 		{name: "read-only journal", want: []string{journal, "read-only"}, spoil: func(t *testing.T) { readOnly(t, journal) }},
 		{name: "encryption key that is none", args: []string{"--encryption-key-file=" + garbage}, want: []string{garbage}},
@@ -103,44 +104,44 @@ func TestBadInput(t *testing.T) {
 			replace(t, segments[0], b)
 		}},
 		{name: "journal of a hub that runs", want: []string{journal}, spoil: func(t *testing.T) {
-			if err := r.hub.Start(t.Context()); err != nil {
+			if err := r.Hub.Start(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 			t.Cleanup(func() {
-				if err := r.hub.Stop(); err != nil {
+				if err := r.Hub.Stop(); err != nil {
 					t.Error(err)
 				}
 			})
 		}},
 	} {
-		t.Run(m.name, func(t *testing.T) { r.misuse(t, binary, data, m) })
+		t.Run(m.name, func(t *testing.T) { m.run(t, r, binary, data) })
 	}
 	// And with all as it should be, everything is still there.
-	r.link.Cut()
-	r.must(r.hub.Start(t.Context()))
-	status, body, err := r.through(r.cp.TokenConfig(operator)).fetch(t.Context(), "/api/v1/secrets", js)
+	r.Link.Cut()
+	r.Must(r.Hub.Start(t.Context()))
+	status, body, err := r.Through(r.ControlPlane.TokenConfig(operator)).Fetch(t.Context(), "/api/v1/secrets", rig.JSON)
 	if err != nil || status != 200 || !strings.Contains(string(body), "kept") {
 		t.Errorf("what was recorded before = %d, %v: %.200s", status, err, body)
 	}
 }
 
 // record has a hub record something, ends it, and returns its data directory.
-func (r *rig) record() string {
-	ctx := r.t.Context()
+func record(r *rig.Rig) string {
+	ctx := r.T.Context()
 	w := map[string]any{"apiVersion": "v1", "kind": "Secret", "metadata": map[string]any{"name": "kept", "namespace": "a"}}
-	r.apply(ctx, "secrets", w)
-	process.Run(r.t, r.hub)
-	r.waitLink(true)
+	apply(ctx, r, "secrets", w)
+	process.Run(r.T, r.Hub)
+	r.WaitLink(true)
 	for _, path := range []string{"/api/v1/secrets", "/api/v1/namespaces", "/version"} {
-		if status, body, err := r.through(r.cp.TokenConfig(operator)).fetch(ctx, path, js); err != nil || status != 200 {
-			r.t.Fatalf("%s = %d, %v: %s", path, status, err, body)
+		if status, body, err := r.Through(r.ControlPlane.TokenConfig(operator)).Fetch(ctx, path, rig.JSON); err != nil || status != 200 {
+			r.T.Fatalf("%s = %d, %v: %s", path, status, err, body)
 		}
 	}
-	r.must(r.hub.Stop())
-	return r.hub.DataDir()
+	r.Must(r.Hub.Stop())
+	return r.Hub.DataDir()
 }
 
-func (r *rig) misuse(t *testing.T, binary, data string, m misuse) {
+func (m misuse) run(t *testing.T, r *rig.Rig, binary, data string) {
 	if m.spoil != nil {
 		m.spoil(t)
 	}
@@ -153,11 +154,11 @@ func (r *rig) misuse(t *testing.T, binary, data string, m misuse) {
 		t.Fatal(err)
 	}
 	args := append([]string{
-		"--server-ca-file=" + r.cp.CAFile(), "--client-ca-file=" + r.cp.CAFile(), "--node-cert-file=" + r.node.CertFile, "--node-key-file=" + r.node.KeyFile,
+		"--server-ca-file=" + r.ControlPlane.CAFile(), "--client-ca-file=" + r.ControlPlane.CAFile(), "--node-cert-file=" + r.Node.CertFile, "--node-key-file=" + r.Node.KeyFile,
 		"--data-dir=" + data, fmt.Sprintf("--listen-address=127.0.0.1:%d", free), fmt.Sprintf("--metrics-listen-address=127.0.0.1:%d", metrics),
 	}, m.args...)
 	if !strings.Contains(strings.Join(args, " "), "--server-url") {
-		args = append(args, "--server-url="+r.link.URL())
+		args = append(args, "--server-url="+r.Link.URL())
 	}
 	// The serving certificate is made anew for other addresses; its authority and
 	// all that is recorded must be as they were.

@@ -22,26 +22,25 @@ import (
 	"k8s.io/client-go/dynamic"
 
 	"github.com/edgehub/edgehub/test/process"
+	"github.com/edgehub/edgehub/test/rig"
 )
 
 const diskSize = "size=16m"
 
 // apply creates an object.
-func (r *rig) apply(ctx context.Context, resource string, object map[string]any) {
-	r.t.Helper()
-	client, err := dynamic.NewForConfig(r.cp.AdminConfig())
-	r.must(err)
+func apply(ctx context.Context, r *rig.Rig, resource string, object map[string]any) {
+	r.T.Helper()
+	client, err := dynamic.NewForConfig(r.ControlPlane.AdminConfig())
+	r.Must(err)
 	o := &unstructured.Unstructured{Object: object}
 	_, err = client.Resource(schema.GroupVersionResource{Version: "v1", Resource: resource}).Namespace(o.GetNamespace()).Create(ctx, o, metav1.CreateOptions{})
-	r.must(err)
+	r.Must(err)
 }
 
 // smallDisk mounts a small file system for the hub's data.
-func smallDisk(t *testing.T) (dir string) {
+func smallDisk(t *testing.T, data string) {
 	t.Helper()
-	dir = t.TempDir()
-	data := filepath.Join(dir, "data")
-	if err := os.Mkdir(data, 0o700); err != nil {
+	if err := os.MkdirAll(data, 0o700); err != nil {
 		t.Fatal(err)
 	}
 	err := unix.Mount("edgehub-test", data, "tmpfs", 0, diskSize)
@@ -56,7 +55,6 @@ func smallDisk(t *testing.T) (dir string) {
 			t.Error(err)
 		}
 	})
-	return dir
 }
 
 // fillUp writes a file until the disk is full, and returns its path.
@@ -82,9 +80,9 @@ func fillUp(dir string) (string, error) {
 // so, and is none the worse once there is room again. Killed on the full disk, it
 // comes back with what was written before, which may be old but never short.
 func TestDiskFull(t *testing.T) {
-	dir := smallDisk(t)
-	s := &slaughter{rig: newRig(t, dir, nil), views: views(), truths: map[string]*truth{}}
-	s.letNodeRead()
+	s := &slaughter{Rig: newRig(t, nil), views: views(), truths: map[string]*truth{}}
+	smallDisk(t, s.Hub.DataDir())
+	letNodeRead(s.Rig)
 	ctx, cancel := context.WithCancel(t.Context())
 	g, ctx := errgroup.WithContext(ctx)
 	defer func() {
@@ -94,12 +92,12 @@ func TestDiskFull(t *testing.T) {
 		}
 	}()
 	s.startTruth(ctx, g)
-	process.Run(t, s.hub)
-	s.waitLink(true)
-	s.node, s.user = s.through(s.rig.node), s.through(s.cp.TokenConfig(operator))
-	client, err := dynamic.NewForConfig(s.cp.TokenConfig(operator))
-	s.must(err)
-	for i, gvr := range []schema.GroupVersionResource{{Version: "v1", Resource: "configmaps"}, {Version: "v1", Resource: "pods"}, {Version: "v1", Resource: "secrets"}, widgets} {
+	process.Run(t, s.Hub)
+	s.WaitLink(true)
+	s.node, s.user = s.Through(s.Node), s.Through(s.ControlPlane.TokenConfig(operator))
+	client, err := dynamic.NewForConfig(s.ControlPlane.TokenConfig(operator))
+	s.Must(err)
+	for i, gvr := range []schema.GroupVersionResource{{Version: "v1", Resource: "configmaps"}, {Version: "v1", Resource: "pods"}, {Version: "v1", Resource: "secrets"}, rig.Widgets} {
 		s.writers = append(s.writers, newWriter(client, gvr, uint64(i)))
 	}
 	s.write(ctx, 50)
@@ -113,79 +111,79 @@ func TestDiskFull(t *testing.T) {
 	}
 	s.converge(ctx, readers)
 	s.listViews(ctx, len(s.views))
-	s.settle()
+	s.Settle()
 	s.wantJournal(true)
 
-	filler, err := fillUp(s.hub.DataDir())
-	s.must(err)
+	filler, err := fillUp(s.Hub.DataDir())
+	s.Must(err)
 	s.write(ctx, 60)
 	s.wantJournal(false)
 	s.converge(ctx, readers)
 	s.listViews(ctx, len(s.views)) // online, still
 	s.write(ctx, 20)
 	s.converge(ctx, readers)
-	s.offline()
-	s.t.Log("from memory, the disk being full:")
+	s.Offline()
+	s.T.Log("from memory, the disk being full:")
 	s.listViews(ctx, len(s.views))
-	s.must(s.hub.Kill())
-	s.must(s.start(ctx))
-	s.t.Log("after SIGKILL, the disk being full:")
+	s.Must(s.Hub.Kill())
+	s.Must(s.start(ctx))
+	s.T.Log("after SIGKILL, the disk being full:")
 	s.listViews(ctx, 0)
 
-	s.online()
+	s.Online()
 	s.converge(ctx, readers)
 	s.wantJournal(false)
-	s.must(os.Remove(filler))
+	s.Must(os.Remove(filler))
 	s.wantJournal(true)
 	s.listViews(ctx, len(s.views))
-	s.settle()
-	s.must(s.mark(ctx))
-	s.link.Cut()
-	s.must(s.hub.Kill())
-	s.must(s.start(ctx))
-	s.t.Log("after SIGKILL, with room on the disk again:")
+	s.Settle()
+	s.Must(s.mark(ctx))
+	s.Link.Cut()
+	s.Must(s.Hub.Kill())
+	s.Must(s.start(ctx))
+	s.T.Log("after SIGKILL, with room on the disk again:")
 	s.listViews(ctx, len(s.views))
-	s.must(s.link.Heal())
+	s.Must(s.Link.Heal())
 	s.converge(ctx, readers)
 }
 
 // listViews compares the list of every view with the truth, and wants at least so
 // many answered.
 func (s *slaughter) listViews(ctx context.Context, atLeast int) {
-	s.t.Helper()
-	got := map[*view]list{}
+	s.T.Helper()
+	got := map[*view]rig.List{}
 	for _, v := range s.views {
 		switch l, status, err := s.list(ctx, v, 0); {
 		case err != nil:
-			s.t.Errorf("%v: %v", v, err)
+			s.T.Errorf("%v: %v", v, err)
 		case status == http.StatusOK:
 			got[v] = l
 		case status != http.StatusServiceUnavailable || atLeast == len(s.views):
-			s.t.Errorf("%v = %d", v, status)
+			s.T.Errorf("%v = %d", v, status)
 		}
 	}
-	s.must(s.mark(ctx))
+	s.Must(s.mark(ctx))
 	for v, l := range got {
 		if err := s.truthOf(v, l).compare(l, v.keep); err != nil {
-			s.t.Errorf("%v: %v", v, err)
+			s.T.Errorf("%v: %v", v, err)
 		}
 	}
 	if len(got) < atLeast {
-		s.t.Errorf("%d lists were answered, want %d", len(got), atLeast)
+		s.T.Errorf("%d lists were answered, want %d", len(got), atLeast)
 	}
-	s.t.Logf("%d of %d lists answered, all of them right", len(got), len(s.views))
+	s.T.Logf("%d of %d lists answered, all of them right", len(got), len(s.views))
 }
 
 // wantJournal waits until metrics and readiness say whether the journal can be
 // written. The hub is ready all the time.
 func (s *slaughter) wantJournal(writable bool) {
-	s.t.Helper()
-	s.must(process.Poll(s.t.Context(), fmt.Sprintf("the hub says that its journal is writable=%v", writable), func(ctx context.Context) error {
-		v, err := s.hub.Metric(ctx, "edgehub_cache_journal_writable")
+	s.T.Helper()
+	s.Must(process.Poll(s.T.Context(), fmt.Sprintf("the hub says that its journal is writable=%v", writable), func(ctx context.Context) error {
+		v, err := s.Hub.Metric(ctx, "edgehub_cache_journal_writable")
 		if err != nil {
 			return err
 		}
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, s.hub.MetricsURL()+"/readyz?verbose", nil)
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, s.Hub.MetricsURL()+"/readyz?verbose", nil)
 		if err != nil {
 			return err
 		}

@@ -21,6 +21,7 @@ import (
 
 	"github.com/edgehub/edgehub/test/link"
 	"github.com/edgehub/edgehub/test/process"
+	"github.com/edgehub/edgehub/test/rig"
 )
 
 const (
@@ -36,8 +37,8 @@ const (
 // answer comes from the node itself, how fast they come after that, that no watch
 // on the node notices, and that nobody lists when the link is back.
 func TestHalfOpen(t *testing.T) {
-	s := &slaughter{rig: newRig(t, "", nil), truths: map[string]*truth{}}
-	s.letNodeRead()
+	s := &slaughter{Rig: newRig(t, nil), truths: map[string]*truth{}}
+	letNodeRead(s.Rig)
 	ctx, cancel := context.WithCancel(t.Context())
 	g, ctx := errgroup.WithContext(ctx)
 	defer func() {
@@ -47,12 +48,12 @@ func TestHalfOpen(t *testing.T) {
 		}
 	}()
 	s.startTruth(ctx, g)
-	process.Run(t, s.hub)
-	s.waitLink(true)
-	s.node, s.user = s.through(s.rig.node), s.through(s.cp.TokenConfig(operator))
-	client, err := dynamic.NewForConfig(s.cp.TokenConfig(operator))
-	s.must(err)
-	for i, gvr := range []schema.GroupVersionResource{{Version: "v1", Resource: "configmaps"}, {Version: "v1", Resource: "pods"}, {Version: "v1", Resource: "secrets"}, widgets} {
+	process.Run(t, s.Hub)
+	s.WaitLink(true)
+	s.node, s.user = s.Through(s.Node), s.Through(s.ControlPlane.TokenConfig(operator))
+	client, err := dynamic.NewForConfig(s.ControlPlane.TokenConfig(operator))
+	s.Must(err)
+	for i, gvr := range []schema.GroupVersionResource{{Version: "v1", Resource: "configmaps"}, {Version: "v1", Resource: "pods"}, {Version: "v1", Resource: "secrets"}, rig.Widgets} {
 		s.writers = append(s.writers, newWriter(client, gvr, uint64(i)))
 	}
 	s.write(ctx, 50)
@@ -70,24 +71,24 @@ func TestHalfOpen(t *testing.T) {
 		link.Direction
 	}{{"both ways", link.Both}, {"nothing to the server", link.ToServer}, {"nothing to the client", link.ToClient}} {
 		t.Run(d.name, func(t *testing.T) {
-			s.t = t
+			s.T = t
 			defer func() {
 				if t.Failed() {
-					_ = s.link.Heal() // for the next one; the failure has been told
+					_ = s.Link.Heal() // for the next one; the failure has been told
 				}
 			}()
 			s.silence(ctx, d.Direction, readers)
 		})
 	}
-	s.t = t
+	s.T = t
 }
 
 // write has each writer do n things.
 func (s *slaughter) write(ctx context.Context, n int) {
-	s.t.Helper()
+	s.T.Helper()
 	for _, w := range s.writers {
 		for range n {
-			s.must(w.step(ctx))
+			s.Must(w.step(ctx))
 		}
 	}
 }
@@ -102,31 +103,31 @@ func (s *slaughter) silence(ctx context.Context, d link.Direction, readers []*re
 	for i := range loadOfCallers {
 		g.Go(func() error { return s.askUntilReplayed(loading, i, &online, &slow, &broken, first) })
 	}
-	s.must(process.Poll(ctx, "lists come through", process.Until(func() bool { return online.Load() > 20 })))
+	s.Must(process.Poll(ctx, "lists come through", process.Until(func() bool { return online.Load() > 20 })))
 	silent := time.Now()
-	s.link.BlackHole(d)
+	s.Link.BlackHole(d)
 	s.write(ctx, 10) // nobody hears of it yet
 	found := <-first
 	if took := found.Sub(silent); took > findWithin {
-		s.t.Errorf("the first answer without the link came after %v, want at most %v", took, findWithin)
+		s.T.Errorf("the first answer without the link came after %v, want at most %v", took, findWithin)
 	}
-	s.must(g.Wait()) // at most one more answer each
+	s.Must(g.Wait()) // at most one more answer each
 	all := time.Since(silent)
 	fast := s.measureReplays(ctx)
-	s.t.Logf("first answer without the link after %v, the last request under way answered after %v (%d were under way for more than a second, %d broke off); then p50 %v, p99 %v",
+	s.T.Logf("first answer without the link after %v, the last request under way answered after %v (%d were under way for more than a second, %d broke off); then p50 %v, p99 %v",
 		found.Sub(silent).Round(time.Millisecond), all.Round(time.Millisecond), slow.Load(), broken.Load(), percentile(fast, 50), percentile(fast, 99))
 	s.write(ctx, 10)
 	healed := time.Now()
-	s.online()
+	s.Online()
 	s.converge(ctx, readers)
-	s.t.Logf("up to date %v after the link was back", time.Since(healed).Round(time.Millisecond))
+	s.T.Logf("up to date %v after the link was back", time.Since(healed).Round(time.Millisecond))
 	for _, r := range readers {
 		if resumed, started := r.counts(); resumed != 0 || started != 1 {
-			s.t.Errorf("%v was taken %d times and resumed %d times, want one watch that lasts", r.view, started, resumed)
+			s.T.Errorf("%v was taken %d times and resumed %d times, want one watch that lasts", r.view, started, resumed)
 		}
 	}
 	s.wantResumption(silent, healed, len(readers))
-	s.t.Logf("took %v", time.Since(began).Round(time.Second))
+	s.T.Logf("took %v", time.Since(began).Round(time.Second))
 }
 
 // askUntilReplayed lists again and again, until an answer comes without the link.
@@ -137,9 +138,9 @@ func (s *slaughter) askUntilReplayed(ctx context.Context, i int, online, slow, b
 			e, path = s.node, "/api/v1/configmaps"
 		}
 		start := time.Now()
-		accept := js
+		accept := rig.JSON
 		if n%2 == 0 {
-			accept = pb
+			accept = rig.Protobuf
 		}
 		replayed, err := askOnce(ctx, e, path, accept)
 		if errors.Is(err, errBroken) {
@@ -163,8 +164,8 @@ func (s *slaughter) askUntilReplayed(ctx context.Context, i int, online, slow, b
 var errBroken = errors.New("the answer broke off")
 
 // askOnce wants 200, and says whether the answer came from the node itself.
-func askOnce(ctx context.Context, e *endpoint, path, accept string) (replayed bool, err error) {
-	resp, err := e.get(ctx, path, accept)
+func askOnce(ctx context.Context, e *rig.Endpoint, path, accept string) (replayed bool, err error) {
+	resp, err := e.Get(ctx, path, accept)
 	if err != nil && strings.Contains(err.Error(), "INTERNAL_ERROR") {
 		return false, fmt.Errorf("%w: %w", errBroken, err) // its headers were still under way
 	}
@@ -188,23 +189,23 @@ func (s *slaughter) measureReplays(ctx context.Context) (took []time.Duration) {
 	for range replayTries {
 		took = nil
 		for i := range replays {
-			e, accept := s.user, js
+			e, accept := s.user, rig.JSON
 			if i%2 == 0 {
-				e, accept = s.node, pb
+				e, accept = s.node, rig.Protobuf
 			}
 			start := time.Now()
 			replayed, err := askOnce(ctx, e, "/api/v1/namespaces/a/configmaps", accept)
 			if err == nil && !replayed {
 				err = errors.New("an answer without a warning, with the link silent")
 			}
-			s.must(err)
+			s.Must(err)
 			took = append(took, time.Since(start))
 		}
 		if percentile(took, 99) <= replayWithin {
 			return took
 		}
 	}
-	s.t.Errorf("answers without the link: p99 %v, want at most %v", percentile(took, 99), replayWithin)
+	s.T.Errorf("answers without the link: p99 %v, want at most %v", percentile(took, 99), replayWithin)
 	return took
 }
 
@@ -212,8 +213,8 @@ func (s *slaughter) measureReplays(ctx context.Context) (took []time.Duration) {
 // silent: one watch for each feed, which resumes, and no list.
 func (s *slaughter) wantResumption(silent, healed time.Time, feeds int) {
 	var own []auditv1.Event
-	s.must(process.Poll(s.t.Context(), "the feeds' watches are in the audit log", func(context.Context) error {
-		events, err := s.cp.Requests(silent)
+	s.Must(process.Poll(s.T.Context(), "the feeds' watches are in the audit log", func(context.Context) error {
+		events, err := s.ControlPlane.Requests(silent)
 		if err != nil {
 			return err
 		}
@@ -231,10 +232,10 @@ func (s *slaughter) wantResumption(silent, healed time.Time, feeds int) {
 	for _, e := range own {
 		switch {
 		case e.Verb == "list" && e.ObjectRef.Resource != "nodes", strings.Contains(e.RequestURI, "sendInitialEvents"):
-			s.t.Errorf("the hub asked for a whole state: %s %s", e.Verb, e.RequestURI)
+			s.T.Errorf("the hub asked for a whole state: %s %s", e.Verb, e.RequestURI)
 		case e.Verb == "watch" && e.RequestReceivedTimestamp.After(healed) && !strings.Contains(e.RequestURI, "resourceVersion="):
-			s.t.Errorf("the hub watches from nowhere: %s", e.RequestURI)
+			s.T.Errorf("the hub watches from nowhere: %s", e.RequestURI)
 		}
 	}
-	s.t.Logf("%d watches for %d feeds, no list", len(own), feeds)
+	s.T.Logf("%d watches for %d feeds, no list", len(own), feeds)
 }

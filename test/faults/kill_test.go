@@ -22,6 +22,7 @@ import (
 	"k8s.io/client-go/dynamic"
 
 	"github.com/edgehub/edgehub/test/process"
+	"github.com/edgehub/edgehub/test/rig"
 )
 
 const (
@@ -36,11 +37,11 @@ const (
 
 // A slaughter is a hub under load that is killed again and again.
 type slaughter struct {
-	*rig
+	*rig.Rig
 	rng     *rand.Rand
 	views   []*view
-	node    *endpoint
-	user    *endpoint
+	node    *rig.Endpoint
+	user    *rig.Endpoint
 	writers []*writer
 	truths  map[string]*truth // by resource and form
 
@@ -49,7 +50,7 @@ type slaughter struct {
 	events atomic.Int64    // seen by watchers
 }
 
-func (s *slaughter) endpointOf(v *view) *endpoint {
+func (s *slaughter) endpointOf(v *view) *rig.Endpoint {
 	if v.byNode {
 		return s.node
 	}
@@ -58,9 +59,9 @@ func (s *slaughter) endpointOf(v *view) *endpoint {
 
 // truthOf returns what the API server had, in the form that a client which asked
 // for v was given: its first, or another that it accepts.
-func (s *slaughter) truthOf(v *view, l list) *truth {
+func (s *slaughter) truthOf(v *view, l rig.List) *truth {
 	form := v.form()
-	if form == "protobuf" && !l.protobuf && strings.Contains(v.accept, js) {
+	if form == "protobuf" && !l.Protobuf && strings.Contains(v.accept, rig.JSON) {
 		form = "json"
 	}
 	return s.truths[v.resource+" "+form]
@@ -103,8 +104,8 @@ func seed(t *testing.T) uint64 {
 // where it was each time, must hold what the API server holds.
 func TestSIGKILL(t *testing.T) {
 	n, seed := kills(t), seed(t)
-	s := &slaughter{rig: newRig(t, "", nil, "-v=2"), rng: rand.New(rand.NewPCG(seed, 0)), views: views(), truths: map[string]*truth{}}
-	s.letNodeRead()
+	s := &slaughter{Rig: newRig(t, nil, "-v=2"), rng: rand.New(rand.NewPCG(seed, 0)), views: views(), truths: map[string]*truth{}}
+	letNodeRead(s.Rig)
 	ctx, cancel := context.WithCancel(t.Context())
 	g, ctx := errgroup.WithContext(ctx)
 	defer func() {
@@ -114,9 +115,9 @@ func TestSIGKILL(t *testing.T) {
 		}
 	}()
 	s.startTruth(ctx, g)
-	process.Run(t, s.hub)
-	s.waitLink(true)
-	s.node, s.user = s.through(s.rig.node), s.through(s.cp.TokenConfig(operator))
+	process.Run(t, s.Hub)
+	s.WaitLink(true)
+	s.node, s.user = s.Through(s.Node), s.Through(s.ControlPlane.TokenConfig(operator))
 	writing, stopWriting := context.WithCancel(ctx)
 	defer stopWriting()
 	var writes errgroup.Group
@@ -153,24 +154,24 @@ func TestSIGKILL(t *testing.T) {
 }
 
 func (s *slaughter) startTruth(ctx context.Context, g *errgroup.Group) {
-	direct := s.direct(s.cp.TokenConfig(operator))
+	direct := s.Direct(s.ControlPlane.TokenConfig(operator))
 	for name, q := range map[string]struct{ path, accept string }{
-		"configmaps json": {"/api/v1/configmaps", js}, "configmaps protobuf": {"/api/v1/configmaps", pb},
-		"secrets json": {"/api/v1/secrets", js}, "secrets protobuf": {"/api/v1/secrets", pb},
-		"pods json": {"/api/v1/pods", js}, "pods protobuf": {"/api/v1/pods", pb}, "pods partial": {"/api/v1/pods", metaPB},
-		"widgets json": {"/apis/example.com/v1/widgets", js},
+		"configmaps json": {"/api/v1/configmaps", rig.JSON}, "configmaps protobuf": {"/api/v1/configmaps", rig.Protobuf},
+		"secrets json": {"/api/v1/secrets", rig.JSON}, "secrets protobuf": {"/api/v1/secrets", rig.Protobuf},
+		"pods json": {"/api/v1/pods", rig.JSON}, "pods protobuf": {"/api/v1/pods", rig.Protobuf}, "pods partial": {"/api/v1/pods", rig.MetadataProtobuf},
+		"widgets json": {"/apis/example.com/v1/widgets", rig.JSON},
 	} {
 		truth, err := followTruth(ctx, g, direct, q.path, q.accept)
-		s.must(err)
+		s.Must(err)
 		s.truths[name] = truth
 	}
 }
 
 func (s *slaughter) startWriters(ctx context.Context, g *errgroup.Group, seed uint64) {
-	client, err := dynamic.NewForConfig(s.cp.TokenConfig(operator))
-	s.must(err)
+	client, err := dynamic.NewForConfig(s.ControlPlane.TokenConfig(operator))
+	s.Must(err)
 	for i, gvr := range []schema.GroupVersionResource{
-		{Version: "v1", Resource: "configmaps"}, {Version: "v1", Resource: "secrets"}, {Version: "v1", Resource: "pods"}, widgets,
+		{Version: "v1", Resource: "configmaps"}, {Version: "v1", Resource: "secrets"}, {Version: "v1", Resource: "pods"}, rig.Widgets,
 	} {
 		w := newWriter(client, gvr, seed+uint64(i))
 		s.writers = append(s.writers, w)
@@ -180,9 +181,9 @@ func (s *slaughter) startWriters(ctx context.Context, g *errgroup.Group, seed ui
 
 // waitRecorded waits until all that is listed and watched has been recorded.
 func (s *slaughter) waitRecorded(ctx context.Context) {
-	s.t.Helper()
+	s.T.Helper()
 	for _, v := range s.views {
-		s.must(process.Poll(ctx, v.String()+" is on disk", process.Until(v.settled)))
+		s.Must(process.Poll(ctx, v.String()+" is on disk", process.Until(v.settled)))
 	}
 }
 
@@ -209,24 +210,24 @@ func (s *slaughter) listAll(ctx context.Context, byNode bool) error {
 }
 
 // list asks for a view, in pages if limit is not 0.
-func (s *slaughter) list(ctx context.Context, v *view, limit int) (list, int, error) {
-	var all list
+func (s *slaughter) list(ctx context.Context, v *view, limit int) (rig.List, int, error) {
+	var all rig.List
 	path := v.path
 	for {
 		p := path
 		if limit > 0 {
-			p += fmt.Sprintf("&limit=%d&continue=%s", limit, all.next)
+			p += fmt.Sprintf("&limit=%d&continue=%s", limit, all.Continue)
 		}
-		status, body, err := s.endpointOf(v).fetch(ctx, strings.Replace(p, "?&", "?", 1), v.accept)
+		status, body, err := s.endpointOf(v).Fetch(ctx, strings.Replace(p, "?&", "?", 1), v.accept)
 		if err != nil || status != http.StatusOK {
 			return all, status, err
 		}
-		l, err := readList(body)
+		l, err := rig.ReadList(body)
 		if err != nil {
 			return all, status, err
 		}
-		l.items = append(all.items, l.items...)
-		if all = l; l.next == "" {
+		l.Items = append(all.Items, l.Items...)
+		if all = l; l.Continue == "" {
 			return all, status, nil
 		}
 	}
@@ -244,10 +245,10 @@ func (s *slaughter) round(ctx context.Context, k int) error {
 		return ctx.Err()
 	}
 	killed := time.Now() // what is on disk by now counts
-	if err := s.hub.Kill(); err != nil {
+	if err := s.Hub.Kill(); err != nil {
 		return err
 	}
-	s.link.Cut()
+	s.Link.Cut()
 	floors := map[*view]int64{}
 	for _, v := range s.views {
 		floors[v] = v.killed(killed)
@@ -255,7 +256,7 @@ func (s *slaughter) round(ctx context.Context, k int) error {
 	if err := s.start(ctx); err != nil {
 		return err
 	}
-	got := map[*view]list{}
+	got := map[*view]rig.List{}
 	for _, v := range s.views {
 		l, status, err := s.list(ctx, v, 0)
 		switch {
@@ -268,7 +269,7 @@ func (s *slaughter) round(ctx context.Context, k int) error {
 			v.missing++
 			if v.durable {
 				v.missingDurable++
-				s.t.Logf("kill %d: %v is not there any more", k, v)
+				s.T.Logf("kill %d: %v is not there any more", k, v)
 			}
 		default:
 			return fmt.Errorf("%v offline = %d, want 200 or 503", v, status)
@@ -279,13 +280,13 @@ func (s *slaughter) round(ctx context.Context, k int) error {
 	}
 	for v, l := range got {
 		if err := s.truthOf(v, l).compare(l, v.keep); err != nil {
-			s.t.Errorf("kill %d after %v: %v: %v", k, online, v, err)
+			s.T.Errorf("kill %d after %v: %v: %v", k, online, v, err)
 		}
-		if l.rv < floors[v] {
-			s.t.Errorf("kill %d after %v: %v is at %d, but %d had been seen through the hub %v before", k, online, v, l.rv, floors[v], flushPatience)
+		if l.ResourceVersion < floors[v] {
+			s.T.Errorf("kill %d after %v: %v is at %d, but %d had been seen through the hub %v before", k, online, v, l.ResourceVersion, floors[v], flushPatience)
 		}
 	}
-	return s.link.Heal()
+	return s.Link.Heal()
 }
 
 // mark waits until all that can have come through the hub is known to be true.
@@ -316,7 +317,7 @@ func (s *slaughter) start(ctx context.Context) error {
 		tick := time.NewTicker(2 * time.Millisecond)
 		defer tick.Stop()
 		for {
-			req, err := http.NewRequestWithContext(probing, http.MethodGet, s.hub.URL()+"/livez", nil)
+			req, err := http.NewRequestWithContext(probing, http.MethodGet, s.Hub.URL()+"/livez", nil)
 			if err == nil {
 				if resp, err := client.Do(req); err == nil {
 					resp.Body.Close()
@@ -332,7 +333,7 @@ func (s *slaughter) start(ctx context.Context) error {
 			}
 		}
 	}()
-	err := s.hub.Start(ctx)
+	err := s.Hub.Start(ctx)
 	if err != nil {
 		cancel()
 	}
@@ -346,25 +347,25 @@ func (s *slaughter) report(n int, took time.Duration) {
 	var ok, missing, missingDurable, writes int
 	for _, v := range s.views {
 		ok, missing, missingDurable = ok+v.ok, missing+v.missing, missingDurable+v.missingDurable
-		s.t.Logf("%-80v %4d lists right, %3d times 503, %3d of these though recorded", v, v.ok, v.missing, v.missingDurable)
+		s.T.Logf("%-80v %4d lists right, %3d times 503, %3d of these though recorded", v, v.ok, v.missing, v.missingDurable)
 	}
 	for _, w := range s.writers {
 		writes += int(w.writes.Load())
 	}
-	s.t.Logf("%d kills in %v: %d offline lists right, %d times 503, %d of these though recorded more than a second before a kill; %d writes, %d lists and %d events through the hub",
+	s.T.Logf("%d kills in %v: %d offline lists right, %d times 503, %d of these though recorded more than a second before a kill; %d writes, %d lists and %d events through the hub",
 		n, took.Round(time.Second), ok, missing, missingDurable, writes, s.lists.Load(), s.events.Load())
-	s.t.Logf("start to first answer: p50 %v, p99 %v", percentile(s.starts, 50).Round(time.Millisecond), percentile(s.starts, 99).Round(time.Millisecond))
+	s.T.Logf("start to first answer: p50 %v, p99 %v", percentile(s.starts, 50).Round(time.Millisecond), percentile(s.starts, 99).Round(time.Millisecond))
 	if missingDurable*20 > ok {
-		s.t.Errorf("%d of %d lists that had been recorded more than a second before were not answered", missingDurable, ok+missingDurable)
+		s.T.Errorf("%d of %d lists that had been recorded more than a second before were not answered", missingDurable, ok+missingDurable)
 	}
 	if want := (n - killsAtFirst) * len(s.views) * 9 / 10; ok < want {
-		s.t.Errorf("only %d of %d offline lists were answered, want at least %d", ok, n*len(s.views), want)
+		s.T.Errorf("only %d of %d offline lists were answered, want at least %d", ok, n*len(s.views), want)
 	}
 }
 
 // converge waits until every watcher holds what the API server does.
 func (s *slaughter) converge(ctx context.Context, readers []*reader) {
-	s.must(s.mark(ctx))
+	s.Must(s.mark(ctx))
 	for _, r := range readers {
 		err := process.Poll(ctx, r.view.String()+" is up to date", func(context.Context) error {
 			l, ok := r.state()
@@ -372,13 +373,13 @@ func (s *slaughter) converge(ctx context.Context, readers []*reader) {
 				return errors.New("it has no state")
 			}
 			t := s.truthOf(r.view, l)
-			_, l.rv = t.span()
+			_, l.ResourceVersion = t.span()
 			return t.compare(l, r.view.keep)
 		})
 		if err != nil {
-			s.t.Error(err)
+			s.T.Error(err)
 		}
 		resumed, started := r.counts()
-		s.t.Logf("%v: %d resumptions, %d times from the start", r.view, resumed, started)
+		s.T.Logf("%v: %d resumptions, %d times from the start", r.view, resumed, started)
 	}
 }

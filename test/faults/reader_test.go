@@ -13,13 +13,15 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/edgehub/edgehub/test/rig"
 )
 
 // A reader does what a reflector does: it gets the whole state once, follows it,
 // and resumes where it was when its watch has ended.
 type reader struct {
 	view     *view
-	endpoint *endpoint
+	endpoint *rig.Endpoint
 	events   *atomic.Int64 // counts all readers'
 
 	mu      sync.Mutex
@@ -32,12 +34,12 @@ type reader struct {
 }
 
 // state returns what the reader holds, as a list.
-func (r *reader) state() (list, bool) {
+func (r *reader) state() (rig.List, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	l := list{rv: r.rv, protobuf: r.view.form() != "json"}
+	l := rig.List{ResourceVersion: r.rv, Protobuf: r.view.form() != "json"}
 	for _, key := range slices.Sorted(maps.Keys(r.objects)) {
-		l.items = append(l.items, r.objects[key])
+		l.Items = append(l.Items, r.objects[key])
 	}
 	return l, r.synced
 }
@@ -59,12 +61,12 @@ func (r *reader) run(ctx context.Context) error {
 }
 
 func (r *reader) watch(ctx context.Context) error {
-	path := r.view.path + "&" + watchList
+	path := r.view.path + "&" + rig.WatchList
 	if r.synced {
 		path = fmt.Sprintf("%s&watch=1&allowWatchBookmarks=true&timeoutSeconds=3000&resourceVersion=%d", r.view.path, r.rv)
 	}
 	r.life = r.view.now()
-	resp, err := r.endpoint.get(ctx, strings.Replace(path, "?&", "?", 1), watchAccept(r.view.accept))
+	resp, err := r.endpoint.Get(ctx, strings.Replace(path, "?&", "?", 1), rig.WatchAccept(r.view.accept))
 	if err != nil {
 		return nil // the hub is dead
 	}
@@ -80,15 +82,15 @@ func (r *reader) watch(ctx context.Context) error {
 		return fmt.Errorf("status %d", resp.StatusCode)
 	}
 	r.begin()
-	next := frames(resp.Body, resp.Header.Get("Content-Type"))
+	next := rig.Frames(resp.Body, resp.Header.Get("Content-Type"))
 	for {
 		ev, err := next()
 		if err != nil {
 			return nil // the hub is dead, or the watch is over
 		}
 		r.events.Add(1)
-		if ev.kind == "ERROR" {
-			if ev.code == http.StatusGone {
+		if ev.Type == "ERROR" {
+			if ev.Code == http.StatusGone {
 				r.forget()
 			}
 			return nil
@@ -126,29 +128,29 @@ func (r *reader) forget() {
 	r.synced, r.rv, r.objects = false, 0, map[string][]byte{}
 }
 
-func (r *reader) take(ev event) error {
+func (r *reader) take(ev rig.Event) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.synced {
 		// A list that overtakes the watch tells of several deletions at once.
-		if ev.meta.rv < r.rv || ev.meta.rv == r.rv && ev.kind != "BOOKMARK" && ev.kind != "DELETED" {
-			return fmt.Errorf("%s %s at %d after %d", ev.kind, ev.meta.key, ev.meta.rv, r.rv)
+		if ev.Meta.ResourceVersion < r.rv || ev.Meta.ResourceVersion == r.rv && ev.Type != "BOOKMARK" && ev.Type != "DELETED" {
+			return fmt.Errorf("%s %s at %d after %d", ev.Type, ev.Meta.Key, ev.Meta.ResourceVersion, r.rv)
 		}
 	}
-	switch ev.kind {
+	switch ev.Type {
 	case "BOOKMARK":
-		if ev.synced {
+		if ev.Synced {
 			r.synced = true
 			r.view.noteRecorded(r.life)
 		}
 	case "DELETED":
-		delete(r.objects, ev.meta.key)
+		delete(r.objects, ev.Meta.Key)
 	default:
-		r.objects[ev.meta.key] = ev.item
+		r.objects[ev.Meta.Key] = ev.Item
 	}
 	if r.synced {
-		if r.rv = ev.meta.rv; ev.kind != "BOOKMARK" {
-			r.view.noteSeen(r.life, ev.meta.rv)
+		if r.rv = ev.Meta.ResourceVersion; ev.Type != "BOOKMARK" {
+			r.view.noteSeen(r.life, ev.Meta.ResourceVersion)
 		}
 	}
 	return nil

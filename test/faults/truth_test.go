@@ -10,22 +10,13 @@ import (
 	"maps"
 	"slices"
 	"sort"
-	"strings"
 	"sync"
 
 	"golang.org/x/sync/errgroup"
 
 	"github.com/edgehub/edgehub/test/process"
+	"github.com/edgehub/edgehub/test/rig"
 )
-
-// watchList asks for all that there is, and then for what changes.
-const watchList = "watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true&timeoutSeconds=3000"
-
-// watchAccept is the Accept of a watch of what accept lists: its frames hold single
-// objects.
-func watchAccept(accept string) string {
-	return strings.ReplaceAll(accept, "PartialObjectMetadataList", "PartialObjectMetadata")
-}
 
 // A version is an object from one resourceVersion on; without an item, its
 // absence.
@@ -46,8 +37,8 @@ type truth struct {
 
 // followTruth returns when the present state is known. The watch must not end
 // before ctx does.
-func followTruth(ctx context.Context, g *errgroup.Group, e *endpoint, path, accept string) (*truth, error) {
-	resp, err := e.get(ctx, path+"?"+watchList, watchAccept(accept))
+func followTruth(ctx context.Context, g *errgroup.Group, e *rig.Endpoint, path, accept string) (*truth, error) {
+	resp, err := e.Get(ctx, path+"?"+rig.WatchList, rig.WatchAccept(accept))
 	if err != nil {
 		return nil, err
 	}
@@ -56,7 +47,7 @@ func followTruth(ctx context.Context, g *errgroup.Group, e *endpoint, path, acce
 		return nil, fmt.Errorf("watch %s: %s", path, resp.Status)
 	}
 	t := &truth{objects: map[string][]version{}}
-	next := frames(resp.Body, resp.Header.Get("Content-Type"))
+	next := rig.Frames(resp.Body, resp.Header.Get("Content-Type"))
 	g.Go(func() error {
 		defer resp.Body.Close()
 		for {
@@ -64,8 +55,8 @@ func followTruth(ctx context.Context, g *errgroup.Group, e *endpoint, path, acce
 			if ctx.Err() != nil {
 				return nil
 			}
-			if err != nil || ev.kind == "ERROR" {
-				return fmt.Errorf("the truth about %s ended: %s %w", path, ev.item, err)
+			if err != nil || ev.Type == "ERROR" {
+				return fmt.Errorf("the truth about %s ended: %s %w", path, ev.Item, err)
 			}
 			t.take(ev)
 		}
@@ -77,18 +68,18 @@ func followTruth(ctx context.Context, g *errgroup.Group, e *endpoint, path, acce
 	}))
 }
 
-func (t *truth) take(ev event) {
+func (t *truth) take(ev rig.Event) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.last = max(t.last, ev.meta.rv)
+	t.last = max(t.last, ev.Meta.ResourceVersion)
 	switch {
-	case ev.synced:
-		t.first = ev.meta.rv
-	case ev.kind == "BOOKMARK":
-	case ev.kind == "DELETED":
-		t.objects[ev.meta.key] = append(t.objects[ev.meta.key], version{rv: ev.meta.rv})
+	case ev.Synced:
+		t.first = ev.Meta.ResourceVersion
+	case ev.Type == "BOOKMARK":
+	case ev.Type == "DELETED":
+		t.objects[ev.Meta.Key] = append(t.objects[ev.Meta.Key], version{rv: ev.Meta.ResourceVersion})
 	default:
-		t.objects[ev.meta.key] = append(t.objects[ev.meta.key], version{rv: ev.meta.rv, item: ev.item, labels: ev.meta.labels})
+		t.objects[ev.Meta.Key] = append(t.objects[ev.Meta.Key], version{rv: ev.Meta.ResourceVersion, item: ev.Item, labels: ev.Meta.Labels})
 	}
 }
 
@@ -133,31 +124,31 @@ func (t *truth) at(rv int64, keep func(key string, labels map[string]string) boo
 }
 
 // compare says how a list differs from the state at its resourceVersion.
-func (t *truth) compare(l list, keep func(key string, labels map[string]string) bool) error {
-	if first, last := t.span(); l.rv < first || l.rv > last {
-		return fmt.Errorf("a list at %d cannot be judged by the truth from %d to %d", l.rv, first, last)
+func (t *truth) compare(l rig.List, keep func(key string, labels map[string]string) bool) error {
+	if first, last := t.span(); l.ResourceVersion < first || l.ResourceVersion > last {
+		return fmt.Errorf("a list at %d cannot be judged by the truth from %d to %d", l.ResourceVersion, first, last)
 	}
-	keys, items := t.at(l.rv, keep)
+	keys, items := t.at(l.ResourceVersion, keep)
 	have := map[string][]byte{}
 	var order []string
-	for _, i := range l.items {
-		m, err := readMeta(i, l.protobuf)
+	for _, i := range l.Items {
+		m, err := rig.ReadMeta(i, l.Protobuf)
 		if err != nil {
 			return err
 		}
-		have[m.key] = i
-		order = append(order, m.key)
+		have[m.Key] = i
+		order = append(order, m.Key)
 	}
 	for i, key := range keys {
 		switch got, ok := have[key]; {
 		case !ok:
-			return fmt.Errorf("the list at %d has no %s, which was there: %q", l.rv, key, items[i])
+			return fmt.Errorf("the list at %d has no %s, which was there: %q", l.ResourceVersion, key, items[i])
 		case !bytes.Equal(got, items[i]):
-			return fmt.Errorf("%s in the list at %d is\n%q\nbut it was\n%q", key, l.rv, got, items[i])
+			return fmt.Errorf("%s in the list at %d is\n%q\nbut it was\n%q", key, l.ResourceVersion, got, items[i])
 		}
 	}
 	if !slices.Equal(order, keys) {
-		return fmt.Errorf("the list at %d has %v, want %v", l.rv, order, keys)
+		return fmt.Errorf("the list at %d has %v, want %v", l.ResourceVersion, order, keys)
 	}
 	return nil
 }

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/edgehub/edgehub/test/rig"
 )
 
 // A view is what one user asks for again and again, in one form.
@@ -44,19 +46,19 @@ func with(label, value string) func(string, map[string]string) bool {
 }
 
 func views() []*view {
-	pbjs := pb + "," + js
+	pbjs := rig.Protobuf + "," + rig.JSON
 	return []*view{
 		{byNode: true, resource: "pods", path: "/api/v1/pods?fieldSelector=spec.nodeName%3Dn1", accept: pbjs, watched: true, keep: with("node", "n1")},
 		{byNode: true, resource: "configmaps", path: "/api/v1/configmaps?", accept: pbjs, watched: true, keep: everything},
 		{byNode: true, resource: "secrets", path: "/api/v1/namespaces/a/secrets?", accept: pbjs, watched: true, keep: in("a")},
-		{byNode: true, resource: "widgets", path: "/apis/example.com/v1/widgets?", accept: js, watched: true, keep: everything},
-		{byNode: true, resource: "pods", path: "/api/v1/pods?", accept: metaPB, watched: true, keep: everything},
-		{resource: "configmaps", path: "/api/v1/namespaces/a/configmaps?", accept: js, watched: true, keep: in("a")},
-		{resource: "configmaps", path: "/api/v1/configmaps?labelSelector=parity%3Deven", accept: js, watched: true, keep: with("parity", "even")},
-		{resource: "pods", path: "/api/v1/namespaces/b/pods?", accept: js, watched: true, keep: in("b")},
-		{resource: "secrets", path: "/api/v1/secrets?", accept: js, watched: true, keep: everything},
-		{resource: "widgets", path: "/apis/example.com/v1/namespaces/a/widgets?", accept: js, watched: true, keep: in("a")},
-		{resource: "widgets", path: "/apis/example.com/v1/widgets?labelSelector=parity%3Dodd", accept: js, keep: with("parity", "odd")},
+		{byNode: true, resource: "widgets", path: "/apis/example.com/v1/widgets?", accept: rig.JSON, watched: true, keep: everything},
+		{byNode: true, resource: "pods", path: "/api/v1/pods?", accept: rig.MetadataProtobuf, watched: true, keep: everything},
+		{resource: "configmaps", path: "/api/v1/namespaces/a/configmaps?", accept: rig.JSON, watched: true, keep: in("a")},
+		{resource: "configmaps", path: "/api/v1/configmaps?labelSelector=parity%3Deven", accept: rig.JSON, watched: true, keep: with("parity", "even")},
+		{resource: "pods", path: "/api/v1/namespaces/b/pods?", accept: rig.JSON, watched: true, keep: in("b")},
+		{resource: "secrets", path: "/api/v1/secrets?", accept: rig.JSON, watched: true, keep: everything},
+		{resource: "widgets", path: "/apis/example.com/v1/namespaces/a/widgets?", accept: rig.JSON, watched: true, keep: in("a")},
+		{resource: "widgets", path: "/apis/example.com/v1/widgets?labelSelector=parity%3Dodd", accept: rig.JSON, keep: with("parity", "odd")},
 		{resource: "pods", path: "/api/v1/pods?", accept: pbjs, pages: 10, keep: everything},
 		{resource: "secrets", path: "/api/v1/namespaces/b/secrets?", accept: pbjs, keep: in("b")},
 		{byNode: true, resource: "secrets", path: "/api/v1/secrets?labelSelector=parity%3Deven", accept: pbjs, keep: with("parity", "even")},
@@ -66,9 +68,9 @@ func views() []*view {
 // form names the representation of a view.
 func (v *view) form() string {
 	switch {
-	case v.accept == metaPB:
+	case v.accept == rig.MetadataProtobuf:
 		return "partial"
-	case strings.HasPrefix(v.accept, pb):
+	case strings.HasPrefix(v.accept, rig.Protobuf):
 		return "protobuf"
 	}
 	return "json"

@@ -98,7 +98,7 @@ func (r *Rig) Must(err error) {
 
 var (
 	crds = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
-	// Widgets is a namespaced custom resource without a schema to speak of.
+	// Widgets is a namespaced custom resource of which spec.color can be selected by.
 	Widgets = schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "widgets"}
 )
 
@@ -114,7 +114,14 @@ func (r *Rig) makeWidgets() {
 			"names": map[string]any{"plural": "widgets", "singular": "widget", "kind": "Widget", "listKind": "WidgetList"},
 			"versions": []any{map[string]any{
 				"name": "v1", "served": true, "storage": true,
-				"schema": map[string]any{"openAPIV3Schema": map[string]any{"type": "object", "x-kubernetes-preserve-unknown-fields": true}},
+				"selectableFields": []any{map[string]any{"jsonPath": ".spec.color"}},
+				"schema": map[string]any{"openAPIV3Schema": map[string]any{
+					"type": "object", "x-kubernetes-preserve-unknown-fields": true,
+					"properties": map[string]any{"spec": map[string]any{
+						"type": "object", "x-kubernetes-preserve-unknown-fields": true,
+						"properties": map[string]any{"color": map[string]any{"type": "string"}},
+					}},
+				}},
 			}},
 		},
 	}

@@ -61,10 +61,10 @@ func readProtobufList(raw []byte) (List, error) {
 		return List{}, fmt.Errorf("%s is not a list", kind)
 	}
 	l := List{Kind: kind, Protobuf: true}
-	err = fields(object, func(n protowire.Number, v []byte) error {
+	err = Fields(object, func(n protowire.Number, v []byte) error {
 		switch n {
 		case 1: // ListMeta
-			return fields(v, func(n protowire.Number, v []byte) (err error) {
+			return Fields(v, func(n protowire.Number, v []byte) (err error) {
 				switch n {
 				case 2:
 					l.ResourceVersion, err = strconv.ParseInt(string(v), 10, 64)
@@ -83,10 +83,10 @@ func readProtobufList(raw []byte) (List, error) {
 
 // readUnknown reads runtime.Unknown: the kind and the object.
 func readUnknown(raw []byte) (kind string, object []byte, err error) {
-	err = fields(raw, func(n protowire.Number, v []byte) error {
+	err = Fields(raw, func(n protowire.Number, v []byte) error {
 		switch n {
 		case 1: // TypeMeta
-			return fields(v, func(n protowire.Number, v []byte) error {
+			return Fields(v, func(n protowire.Number, v []byte) error {
 				if n == 2 {
 					kind = string(v)
 				}
@@ -100,8 +100,8 @@ func readUnknown(raw []byte) (kind string, object []byte, err error) {
 	return kind, object, err
 }
 
-// fields calls f with the length-delimited fields of a message.
-func fields(b []byte, f func(protowire.Number, []byte) error) error {
+// Fields calls f with the length-delimited fields of a protobuf message.
+func Fields(b []byte, f func(protowire.Number, []byte) error) error {
 	for len(b) > 0 {
 		n, t, w := protowire.ConsumeTag(b)
 		if w < 0 {
@@ -160,11 +160,11 @@ func ReadMeta(item []byte, protobuf bool) (m Meta, err error) {
 			return m, err
 		}
 		namespace, name, rv, m.Labels = o.Metadata.Namespace, o.Metadata.Name, o.Metadata.ResourceVersion, o.Metadata.Labels
-	} else if err := fields(item, func(n protowire.Number, v []byte) error {
+	} else if err := Fields(item, func(n protowire.Number, v []byte) error {
 		if n != 1 {
 			return nil
 		}
-		return fields(v, func(n protowire.Number, v []byte) error {
+		return Fields(v, func(n protowire.Number, v []byte) error {
 			switch n {
 			case 1:
 				name = string(v)
@@ -188,7 +188,7 @@ func ReadMeta(item []byte, protobuf bool) (m Meta, err error) {
 // label reads an entry of a map of strings.
 func (m *Meta) label(entry []byte) error {
 	var k, v string
-	err := fields(entry, func(n protowire.Number, b []byte) error {
+	err := Fields(entry, func(n protowire.Number, b []byte) error {
 		if n == 1 {
 			k = string(b)
 		} else {
@@ -292,12 +292,12 @@ func protobufFrame(r io.Reader) (e Event, err error) {
 		return e, err
 	}
 	var object []byte
-	if err := fields(b, func(n protowire.Number, v []byte) error {
+	if err := Fields(b, func(n protowire.Number, v []byte) error {
 		switch n {
 		case 1:
 			e.Type = string(v)
 		case 2: // RawExtension
-			return fields(v, func(_ protowire.Number, v []byte) error { object = v; return nil })
+			return Fields(v, func(_ protowire.Number, v []byte) error { object = v; return nil })
 		}
 		return nil
 	}); err != nil {
