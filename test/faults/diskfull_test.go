@@ -14,7 +14,6 @@ import (
 	"strings"
 	"testing"
 
-	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -80,35 +79,11 @@ func fillUp(dir string) (string, error) {
 // so, and is none the worse once there is room again. Killed on the full disk, it
 // comes back with what was written before, which may be old but never short.
 func TestDiskFull(t *testing.T) {
-	s := &slaughter{Rig: newRig(t, nil), views: views(), truths: map[string]*truth{}}
+	s := newSlaughter(t)
 	smallDisk(t, s.Hub.DataDir())
-	letNodeRead(s.Rig)
-	ctx, cancel := context.WithCancel(t.Context())
-	g, ctx := errgroup.WithContext(ctx)
-	defer func() {
-		cancel()
-		if err := g.Wait(); err != nil {
-			t.Error(err)
-		}
-	}()
-	s.startTruth(ctx, g)
-	process.Run(t, s.Hub)
-	s.WaitLink(true)
-	s.node, s.user = s.Through(s.Node), s.Through(s.ControlPlane.TokenConfig(operator))
-	client, err := dynamic.NewForConfig(s.ControlPlane.TokenConfig(operator))
-	s.Must(err)
-	for i, gvr := range []schema.GroupVersionResource{{Version: "v1", Resource: "configmaps"}, {Version: "v1", Resource: "pods"}, {Version: "v1", Resource: "secrets"}, rig.Widgets} {
-		s.writers = append(s.writers, newWriter(client, gvr, uint64(i)))
-	}
+	ctx, g := s.begin(t, 0)
 	s.write(ctx, 50)
-	var readers []*reader
-	for _, v := range s.views {
-		if v.watched {
-			r := &reader{view: v, endpoint: s.endpointOf(v), events: &s.events}
-			readers = append(readers, r)
-			g.Go(func() error { return r.run(ctx) })
-		}
-	}
+	readers := s.follow(ctx, g)
 	s.converge(ctx, readers)
 	s.listViews(ctx, len(s.views))
 	s.Settle()

@@ -15,9 +15,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
-	"k8s.io/client-go/dynamic"
 
 	"github.com/edgehub/edgehub/test/link"
 	"github.com/edgehub/edgehub/test/process"
@@ -37,34 +35,10 @@ const (
 // answer comes from the node itself, how fast they come after that, that no watch
 // on the node notices, and that nobody lists when the link is back.
 func TestHalfOpen(t *testing.T) {
-	s := &slaughter{Rig: newRig(t, nil), truths: map[string]*truth{}}
-	letNodeRead(s.Rig)
-	ctx, cancel := context.WithCancel(t.Context())
-	g, ctx := errgroup.WithContext(ctx)
-	defer func() {
-		cancel()
-		if err := g.Wait(); err != nil {
-			t.Error(err)
-		}
-	}()
-	s.startTruth(ctx, g)
-	process.Run(t, s.Hub)
-	s.WaitLink(true)
-	s.node, s.user = s.Through(s.Node), s.Through(s.ControlPlane.TokenConfig(operator))
-	client, err := dynamic.NewForConfig(s.ControlPlane.TokenConfig(operator))
-	s.Must(err)
-	for i, gvr := range []schema.GroupVersionResource{{Version: "v1", Resource: "configmaps"}, {Version: "v1", Resource: "pods"}, {Version: "v1", Resource: "secrets"}, rig.Widgets} {
-		s.writers = append(s.writers, newWriter(client, gvr, uint64(i)))
-	}
+	s := newSlaughter(t)
+	ctx, g := s.begin(t, 0)
 	s.write(ctx, 50)
-	var readers []*reader
-	for _, v := range views() {
-		if v.watched {
-			r := &reader{view: v, endpoint: s.endpointOf(v), events: &s.events}
-			readers = append(readers, r)
-			g.Go(func() error { return r.run(ctx) })
-		}
-	}
+	readers := s.follow(ctx, g)
 	s.converge(ctx, readers)
 	for _, d := range []struct {
 		name string
@@ -115,7 +89,7 @@ func (s *slaughter) silence(ctx context.Context, d link.Direction, readers []*re
 	all := time.Since(silent)
 	fast := s.measureReplays(ctx)
 	s.T.Logf("first answer without the link after %v, the last request under way answered after %v (%d were under way for more than a second, %d broke off); then p50 %v, p99 %v",
-		found.Sub(silent).Round(time.Millisecond), all.Round(time.Millisecond), slow.Load(), broken.Load(), percentile(fast, 50), percentile(fast, 99))
+		found.Sub(silent).Round(time.Millisecond), all.Round(time.Millisecond), slow.Load(), broken.Load(), rig.Percentile(fast, 50), rig.Percentile(fast, 99))
 	s.write(ctx, 10)
 	healed := time.Now()
 	s.Online()
@@ -201,11 +175,11 @@ func (s *slaughter) measureReplays(ctx context.Context) (took []time.Duration) {
 			s.Must(err)
 			took = append(took, time.Since(start))
 		}
-		if percentile(took, 99) <= replayWithin {
+		if rig.Percentile(took, 99) <= replayWithin {
 			return took
 		}
 	}
-	s.T.Errorf("answers without the link: p99 %v, want at most %v", percentile(took, 99), replayWithin)
+	s.T.Errorf("answers without the link: p99 %v, want at most %v", rig.Percentile(took, 99), replayWithin)
 	return took
 }
 

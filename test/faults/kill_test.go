@@ -10,8 +10,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/http"
-	"os"
-	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -50,6 +48,49 @@ type slaughter struct {
 	events atomic.Int64    // seen by watchers
 }
 
+// newSlaughter starts all but the hub.
+func newSlaughter(t *testing.T, hubArgs ...string) *slaughter {
+	t.Helper()
+	s := &slaughter{Rig: newRig(t, nil, hubArgs...), views: views(), truths: map[string]*truth{}}
+	// More than the Node authorizer gives it, so that it has scopes worth looking at.
+	s.Grant("", rig.User(rig.NodeUser), "configmaps", "secrets", "pods", "widgets")
+	return s
+}
+
+// begin starts the hub and makes what writes. What runs in the group ends with the
+// test.
+func (s *slaughter) begin(t *testing.T, seed uint64) (context.Context, *errgroup.Group) {
+	t.Helper()
+	g, ctx := errgroup.WithContext(t.Context())
+	t.Cleanup(func() {
+		if err := g.Wait(); err != nil {
+			t.Error(err)
+		}
+	})
+	s.startTruth(ctx, g)
+	process.Run(t, s.Hub)
+	s.WaitLink(true)
+	s.node, s.user = s.Through(s.Node), s.Through(s.ControlPlane.TokenConfig(operator))
+	client, err := dynamic.NewForConfig(s.ControlPlane.TokenConfig(operator))
+	s.Must(err)
+	for i, gvr := range []schema.GroupVersionResource{{Version: "v1", Resource: "configmaps"}, {Version: "v1", Resource: "secrets"}, {Version: "v1", Resource: "pods"}, rig.Widgets} {
+		s.writers = append(s.writers, newWriter(client, gvr, seed+uint64(i)))
+	}
+	return ctx, g
+}
+
+// follow has a reader follow each view that is watched.
+func (s *slaughter) follow(ctx context.Context, g *errgroup.Group) (readers []*reader) {
+	for _, v := range s.views {
+		if v.watched {
+			r := &reader{view: v, endpoint: s.endpointOf(v), events: &s.events}
+			readers = append(readers, r)
+			g.Go(func() error { return r.run(ctx) })
+		}
+	}
+	return readers
+}
+
 func (s *slaughter) endpointOf(v *view) *rig.Endpoint {
 	if v.byNode {
 		return s.node
@@ -67,69 +108,27 @@ func (s *slaughter) truthOf(v *view, l rig.List) *truth {
 	return s.truths[v.resource+" "+form]
 }
 
-// kills is how often the hub is killed: EDGEHUB_KILLS, or as often as there is
-// patience for.
-func kills(t *testing.T) int {
-	if text := os.Getenv("EDGEHUB_KILLS"); text != "" {
-		n, err := strconv.Atoi(text)
-		if err != nil {
-			t.Fatalf("EDGEHUB_KILLS=%s: %v", text, err)
-		}
-		return n
-	}
-	if testing.Short() {
-		return 20
-	}
-	return 30
-}
-
-// seed is EDGEHUB_SEED, or a random one. It makes the same decisions again, not
-// the same timing.
-func seed(t *testing.T) uint64 {
-	s := rand.Uint64()
-	if text := os.Getenv("EDGEHUB_SEED"); text != "" {
-		var err error
-		if s, err = strconv.ParseUint(text, 10, 64); err != nil {
-			t.Fatalf("EDGEHUB_SEED=%s: %v", text, err)
-		}
-	}
-	t.Logf("EDGEHUB_SEED=%d", s)
-	return s
-}
-
 // TestSIGKILL kills the hub at random moments under load. After each kill it is
 // started with the link cut and asked for all that was asked before: each list
 // must be what the API server had at the list's resourceVersion, byte for byte,
 // or 503. In the end every watcher that has lived through all of it, resuming
 // where it was each time, must hold what the API server holds.
 func TestSIGKILL(t *testing.T) {
-	n, seed := kills(t), seed(t)
-	s := &slaughter{Rig: newRig(t, nil, "-v=2"), rng: rand.New(rand.NewPCG(seed, 0)), views: views(), truths: map[string]*truth{}}
-	letNodeRead(s.Rig)
-	ctx, cancel := context.WithCancel(t.Context())
-	g, ctx := errgroup.WithContext(ctx)
-	defer func() {
-		cancel()
-		if err := g.Wait(); err != nil {
-			t.Error(err)
-		}
-	}()
-	s.startTruth(ctx, g)
-	process.Run(t, s.Hub)
-	s.WaitLink(true)
-	s.node, s.user = s.Through(s.Node), s.Through(s.ControlPlane.TokenConfig(operator))
+	patience := 30
+	if testing.Short() {
+		patience = 20
+	}
+	n, seed := rig.Number(t, "EDGEHUB_KILLS", patience), rig.Seed(t)
+	s := newSlaughter(t, "-v=2")
+	s.rng = rand.New(rand.NewPCG(seed, 0))
+	ctx, g := s.begin(t, seed)
 	writing, stopWriting := context.WithCancel(ctx)
 	defer stopWriting()
 	var writes errgroup.Group
-	s.startWriters(writing, &writes, seed)
-	var readers []*reader
-	for _, v := range s.views {
-		if v.watched {
-			r := &reader{view: v, endpoint: s.endpointOf(v), events: &s.events}
-			readers = append(readers, r)
-			g.Go(func() error { return r.run(ctx) })
-		}
+	for _, w := range s.writers {
+		writes.Go(func() error { return w.run(writing) })
 	}
+	readers := s.follow(ctx, g)
 	for _, byNode := range []bool{true, false} {
 		g.Go(func() error { return s.listAll(ctx, byNode) })
 	}
@@ -164,18 +163,6 @@ func (s *slaughter) startTruth(ctx context.Context, g *errgroup.Group) {
 		truth, err := followTruth(ctx, g, direct, q.path, q.accept)
 		s.Must(err)
 		s.truths[name] = truth
-	}
-}
-
-func (s *slaughter) startWriters(ctx context.Context, g *errgroup.Group, seed uint64) {
-	client, err := dynamic.NewForConfig(s.ControlPlane.TokenConfig(operator))
-	s.Must(err)
-	for i, gvr := range []schema.GroupVersionResource{
-		{Version: "v1", Resource: "configmaps"}, {Version: "v1", Resource: "secrets"}, {Version: "v1", Resource: "pods"}, rig.Widgets,
-	} {
-		w := newWriter(client, gvr, seed+uint64(i))
-		s.writers = append(s.writers, w)
-		g.Go(func() error { return w.run(ctx) })
 	}
 }
 
@@ -354,7 +341,7 @@ func (s *slaughter) report(n int, took time.Duration) {
 	}
 	s.T.Logf("%d kills in %v: %d offline lists right, %d times 503, %d of these though recorded more than a second before a kill; %d writes, %d lists and %d events through the hub",
 		n, took.Round(time.Second), ok, missing, missingDurable, writes, s.lists.Load(), s.events.Load())
-	s.T.Logf("start to first answer: p50 %v, p99 %v", percentile(s.starts, 50).Round(time.Millisecond), percentile(s.starts, 99).Round(time.Millisecond))
+	s.T.Logf("start to first answer: p50 %v, p99 %v", rig.Percentile(s.starts, 50).Round(time.Millisecond), rig.Percentile(s.starts, 99).Round(time.Millisecond))
 	if missingDurable*20 > ok {
 		s.T.Errorf("%d of %d lists that had been recorded more than a second before were not answered", missingDurable, ok+missingDurable)
 	}

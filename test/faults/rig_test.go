@@ -13,9 +13,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"testing"
-	"time"
 
 	"github.com/edgehub/edgehub/test/controlplane"
 	"github.com/edgehub/edgehub/test/rig"
@@ -27,13 +25,6 @@ const operator = "faults-operator" // a static user who may do everything
 func newRig(t *testing.T, users []controlplane.StaticUser, args ...string) *rig.Rig {
 	t.Helper()
 	return rig.New(t, append(users, controlplane.StaticUser{Name: operator, Groups: []string{"system:masters"}}), args...)
-}
-
-// letNodeRead gives the node more than the Node authorizer does, so that it has
-// scopes worth looking at.
-func letNodeRead(r *rig.Rig) {
-	r.T.Helper()
-	r.Grant("", rig.User(rig.NodeUser), "configmaps", "secrets", "pods", "widgets")
 }
 
 // fingerprint returns the hash of every file below dir, by its path.
@@ -49,13 +40,4 @@ func fingerprint(dir string) (map[string]string, error) {
 		return err
 	})
 	return sums, err
-}
-
-// percentile returns the p-th percentile of durations, p from 0 to 100.
-func percentile(d []time.Duration, p int) time.Duration {
-	if len(d) == 0 {
-		return 0
-	}
-	s := slices.Sorted(slices.Values(d))
-	return s[min(len(s)*p/100, len(s)-1)]
 }

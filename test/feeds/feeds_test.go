@@ -14,15 +14,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"net/http"
-	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"k8s.io/client-go/rest"
 
@@ -62,43 +58,6 @@ func newRig(t *testing.T, more ...string) *rig.Rig {
 		r.Grant("", rig.User(who), "configmaps", "secrets", "pods", "widgets")
 	}
 	return r
-}
-
-// number is an environment variable, or what is used without it.
-func number(t *testing.T, name string, otherwise int) int {
-	t.Helper()
-	text := os.Getenv(name)
-	if text == "" {
-		return otherwise
-	}
-	n, err := strconv.Atoi(text)
-	if err != nil {
-		t.Fatalf("%s=%s: %v", name, text, err)
-	}
-	return n
-}
-
-// seed is EDGEHUB_SEED, or a random one.
-func seed(t *testing.T) uint64 {
-	t.Helper()
-	s := rand.Uint64()
-	if text := os.Getenv("EDGEHUB_SEED"); text != "" {
-		var err error
-		if s, err = strconv.ParseUint(text, 10, 64); err != nil {
-			t.Fatalf("EDGEHUB_SEED=%s: %v", text, err)
-		}
-	}
-	t.Logf("EDGEHUB_SEED=%d", s)
-	return s
-}
-
-// percentile returns the p-th percentile of durations, p from 0 to 100.
-func percentile(d []time.Duration, p int) time.Duration {
-	if len(d) == 0 {
-		return 0
-	}
-	s := slices.Sorted(slices.Values(d))
-	return s[min(len(s)*p/100, len(s)-1)]
 }
 
 // wholeStates returns those of the hub's own requests that ask for a whole state:

@@ -192,8 +192,8 @@ func (f *flapping) wantBack(before, now resources) {
 // before its time, no step back.
 func TestFlaps(t *testing.T) {
 	t.Parallel()
-	n := number(t, "EDGEHUB_FLAPS", flapsByDefault)
-	seed := seed(t)
+	n := rig.Number(t, "EDGEHUB_FLAPS", flapsByDefault)
+	seed := rig.Seed(t)
 	f := &flapping{Rig: newRig(t), rng: rand.New(rand.NewPCG(seed, 0)), done: map[cut]int{}, took: map[cut]time.Duration{}}
 	process.Run(t, f.Hub)
 	f.WaitLink(true)

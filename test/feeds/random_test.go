@@ -44,7 +44,7 @@ type walk struct {
 // have sent, and in the end each holds what the API server does.
 func TestRandom(t *testing.T) {
 	t.Parallel()
-	seed, steps := seed(t), number(t, "EDGEHUB_STEPS", stepsByDefault)
+	seed, steps := rig.Seed(t), rig.Number(t, "EDGEHUB_STEPS", stepsByDefault)
 	w := &walk{Rig: newRig(t), rng: rand.New(rand.NewPCG(seed, 0)), truths: map[string]*truth{}, done: map[string]int{}}
 	t.Cleanup(func() { keepSeed(t, seed, steps) })
 	process.Run(t, w.Hub)

@@ -216,8 +216,8 @@ func TestSlowWatcher(t *testing.T) {
 	s.Must(s.reading.Wait())
 	through, direct := s.latencies("through the hub", s.through), s.latencies("direct", s.direct)
 	t.Logf("%d events in %v; the %d small ones to %d watchers through the hub p50 %v, p99 %v; direct p50 %v, p99 %v", slowEvents, took.Round(time.Second), slowSmall, eagerWatchers,
-		percentile(through, 50), percentile(through, 99), percentile(direct, 50), percentile(direct, 99))
-	if got, want := percentile(through, 99), 5*percentile(direct, 99)+50*time.Millisecond; got > want {
+		rig.Percentile(through, 50), rig.Percentile(through, 99), rig.Percentile(direct, 50), rig.Percentile(direct, 99))
+	if got, want := rig.Percentile(through, 99), 5*rig.Percentile(direct, 99)+50*time.Millisecond; got > want {
 		t.Errorf("99 of 100 events took %v through the hub, want at most %v", got, want)
 	}
 	after, err := s.rss()
