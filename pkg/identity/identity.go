@@ -47,8 +47,7 @@ type Verdicts interface {
 	// Load returns the verdict last stored under key. The result is not modified.
 	Load(key string) ([]byte, bool)
 	// Store keeps verdict under key, a hex SHA-256 of 64 bytes. An empty verdict
-	// takes the place of one that no longer holds; Load may then return it, or
-	// false. The verdict is the implementation's to keep.
+	// takes the place of one that no longer holds; Load then returns it. The verdict is the implementation's to keep.
 	Store(key string, verdict []byte)
 }
 
@@ -73,6 +72,13 @@ type Config struct {
 	IsUnavailable func(error) bool
 	// Verdicts survives a restart; nil: after one, all tokens are unknown offline.
 	Verdicts Verdicts
+	// Audiences are those that a ServiceAccount's token must be for to be accepted
+	// offline without having been seen before; none: the issuer's own name, which is
+	// the API server's default.
+	Audiences []string
+	// PodOnNode reports whether a pod is known on this node; nil: none is. Tokens bound
+	// to a pod end with it. Safe for concurrent use.
+	PodOnNode func(namespace, name, uid string) bool
 	// OfflineMaxAge is how long after its last verification a token without an
 	// exp claim is accepted offline; 0 means 24 h.
 	OfflineMaxAge time.Duration
@@ -114,6 +120,7 @@ type Authenticator struct {
 	up      func() bool
 	ca      *clientCA
 	tokens  *tokens
+	issuer  *issuer
 	metrics *metrics
 }
 
@@ -129,12 +136,23 @@ func New(cfg Config) (*Authenticator, error) {
 	if cfg.Verdicts == nil {
 		cfg.Verdicts = noVerdicts{}
 	}
+	if cfg.PodOnNode == nil {
+		cfg.PodOnNode = func(string, string, string) bool { return false }
+	}
 	m := newMetrics(cfg.Registerer)
 	ca, err := newClientCA(cfg.ClientCAFile, m)
 	if err != nil {
 		return nil, err
 	}
-	return &Authenticator{node: cfg.Node, up: cfg.Up, ca: ca, tokens: newTokens(cfg, m), metrics: m}, nil
+	i := newIssuer(cfg, m)
+	return &Authenticator{node: cfg.Node, up: cfg.Up, ca: ca, tokens: newTokens(cfg, i, m), issuer: i, metrics: m}, nil
+}
+
+// Run keeps the public keys of the tokens' issuer up to date until ctx ends; then it
+// returns nil. Without it tokens that were not seen before are not accepted offline.
+func (a *Authenticator) Run(ctx context.Context) error {
+	a.issuer.run(ctx)
+	return nil
 }
 
 // Authenticate returns who sent req, which it neither changes nor keeps. The

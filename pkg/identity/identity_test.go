@@ -54,6 +54,12 @@ func (m *memory) Load(key string) ([]byte, bool) {
 	return []byte(v), ok
 }
 
+func (m *memory) writes() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.stores
+}
+
 func (m *memory) Store(key string, verdict []byte) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -17,12 +17,14 @@ const (
 	byExpiredCertificate = "certificate_expired"
 	byToken              = "token"
 	byTokenOffline       = "token_offline"
+	byTokenSignature     = "token_signature"
 )
 
 type metrics struct {
 	authentications *prometheus.CounterVec
 	reviews         *prometheus.CounterVec
 	caReloads       *prometheus.CounterVec
+	issuerFetches   *prometheus.CounterVec
 }
 
 func newMetrics(reg prometheus.Registerer) *metrics {
@@ -40,8 +42,12 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 			Help: "Changes of the client CA file by result; after an error the earlier certificates stay in use.",
 		}, []string{"result"}),
 	}
+	m.issuerFetches = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "edgehub_identity_issuer_fetches_total",
+		Help: "Times that the public keys of the tokens' issuer were asked for, by result; after an error the earlier ones stay in use.",
+	}, []string{"result"})
 	if reg != nil {
-		reg.MustRegister(m.authentications, m.reviews, m.caReloads)
+		reg.MustRegister(m.authentications, m.reviews, m.caReloads, m.issuerFetches)
 	}
 	return m
 }

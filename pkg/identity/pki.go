@@ -231,6 +231,43 @@ func parseKey(raw []byte) (*ecdsa.PrivateKey, error) {
 	return key, nil
 }
 
+// savePair writes a certificate, with what leads from it to its authority, and its
+// key into one file, so that they never part.
+func savePair(file string, cert *tls.Certificate) error {
+	raw, err := keyPEM(cert.PrivateKey)
+	if err != nil {
+		return err
+	}
+	for _, der := range cert.Certificate {
+		raw = append(raw, pem.EncodeToMemory(&pem.Block{Type: pemCert, Bytes: der})...)
+	}
+	return writeFile(file, raw, privateMode)
+}
+
+// loadPair reads what savePair has written, if it is whole and of one key.
+func loadPair(file string) (*tls.Certificate, error) {
+	raw, err := readBounded(file, maxPEMBytes)
+	if err != nil {
+		return nil, err
+	}
+	if err := restrict(file, privateMode); err != nil {
+		return nil, err
+	}
+	cert, err := tls.X509KeyPair(raw, raw)
+	if err != nil {
+		return nil, err
+	}
+	return &cert, nil
+}
+
+// makeDir makes dir, if need be, for its owner alone.
+func makeDir(dir string) error {
+	if err := os.MkdirAll(dir, dirMode); err != nil {
+		return err
+	}
+	return restrict(dir, dirMode)
+}
+
 // restrict takes away what permissions a file or directory has beyond mode.
 func restrict(path string, mode os.FileMode) error {
 	info, err := os.Stat(path)

@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -19,6 +18,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/klog/v2"
 )
@@ -58,14 +58,11 @@ type ServingCert struct {
 // clients would trust no new one. That serving.pem cannot be written is none:
 // the certificate is then served from memory, and written later.
 func ServingCertificate(dir string, hosts []string) (*ServingCert, error) {
-	names, err := parseHosts(hosts)
+	names, err := parseHosts(slices.Concat(loopback, hosts))
 	if err != nil {
 		return nil, err
 	}
-	if err := os.MkdirAll(dir, dirMode); err != nil {
-		return nil, err
-	}
-	if err := restrict(dir, dirMode); err != nil {
+	if err := makeDir(dir); err != nil {
 		return nil, err
 	}
 	ca, err := loadOrMakeAuthority(dir)
@@ -98,6 +95,17 @@ func (s *ServingCert) GetCertificate(hello *tls.ClientHelloInfo) (*tls.Certifica
 		s.mu.Unlock()
 	}
 	return s.inUse.Load(), nil
+}
+
+// Collector reports when the certificate ends, as
+// edgehub_identity_serving_certificate_not_after_seconds{issuer="node"}. It is to be
+// registered where clients get this certificate and no other: a SignedCert reports
+// for its fallback, too.
+func (s *ServingCert) Collector() prometheus.Collector {
+	return presented(func() (*tls.Certificate, string) {
+		cert, _ := s.GetCertificate(nil) // it never returns an error
+		return cert, issuerNode
+	})
 }
 
 // NotAfter is when the certificate in use ends.
@@ -156,37 +164,24 @@ func (s *ServingCert) renew(now time.Time) error {
 	return s.unsaved
 }
 
-// save writes certificate and key into one file, so that they never part.
 func (s *ServingCert) save(cert *tls.Certificate) error {
-	raw, err := keyPEM(cert.PrivateKey)
-	if err != nil {
-		return err
-	}
-	return writeFile(filepath.Join(s.dir, servingFile), append(raw, certPEM(cert.Leaf)...), privateMode)
+	return savePair(filepath.Join(s.dir, servingFile), cert)
 }
 
 // load returns the certificate on disk if it is whole, of this CA and for just
 // these hosts; expired or not.
 func (s *ServingCert) load() (*tls.Certificate, error) {
-	file := filepath.Join(s.dir, servingFile)
-	raw, err := readBounded(file, maxPEMBytes)
-	if err != nil {
-		return nil, err
-	}
-	if err := restrict(file, privateMode); err != nil {
-		return nil, err
-	}
-	cert, err := tls.X509KeyPair(raw, raw)
+	cert, err := loadPair(filepath.Join(s.dir, servingFile))
 	if err != nil {
 		return nil, err
 	}
 	if err := cert.Leaf.CheckSignatureFrom(s.ca.cert); err != nil {
 		return nil, err
 	}
-	if !s.names.equal(cert.Leaf) {
+	if !s.names.equal(cert.Leaf.DNSNames, cert.Leaf.IPAddresses) {
 		return nil, errors.New("it is for other hosts")
 	}
-	return &cert, nil
+	return cert, nil
 }
 
 // hostNames are the names of a certificate, sorted, each once.
@@ -195,8 +190,13 @@ type hostNames struct {
 	ips []net.IP
 }
 
+// loopback are the hosts of every node.
+var loopback = []string{"localhost", "127.0.0.1", "::1"}
+
+// parseHosts takes DNS names and IP addresses, of which it leaves out those that
+// are unspecified.
 func parseHosts(hosts []string) (hostNames, error) {
-	names := hostNames{dns: []string{"localhost"}, ips: []net.IP{net.IPv4(127, 0, 0, 1).To4(), net.IPv6loopback}}
+	var names hostNames
 	for _, host := range hosts {
 		if addr, err := netip.ParseAddr(host); err == nil {
 			if addr.Zone() != "" {
@@ -220,8 +220,20 @@ func parseHosts(hosts []string) (hostNames, error) {
 	return names, nil
 }
 
-func (n hostNames) equal(cert *x509.Certificate) bool {
-	return slices.Equal(n.dns, cert.DNSNames) && slices.EqualFunc(n.ips, cert.IPAddresses, net.IP.Equal)
+func (n hostNames) equal(dns []string, ips []net.IP) bool {
+	return slices.Equal(n.dns, dns) && slices.EqualFunc(n.ips, ips, net.IP.Equal)
+}
+
+// coveredBy returns nil if clients that ask for any of the names accept cert.
+func (n hostNames) coveredBy(cert *x509.Certificate) error {
+	var errs []error
+	for _, name := range n.dns {
+		errs = append(errs, cert.VerifyHostname(name))
+	}
+	for _, ip := range n.ips {
+		errs = append(errs, cert.VerifyHostname(ip.String()))
+	}
+	return errors.Join(errs...)
 }
 
 func compareIP(a, b net.IP) int { return bytes.Compare(a.To16(), b.To16()) }

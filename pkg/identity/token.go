@@ -108,6 +108,7 @@ func (v verdict) offline(now time.Time, maxAge time.Duration) error {
 type tokens struct {
 	review   func(ctx context.Context, token string) (*user.DefaultInfo, error)
 	verdicts Verdicts
+	issuer   *issuer
 	maxAge   time.Duration
 	slots    chan struct{}
 	flights  singleflight.Group // by hash
@@ -115,11 +116,12 @@ type tokens struct {
 	rejected *lru[string, time.Time]
 }
 
-func newTokens(cfg Config, m *metrics) *tokens {
+func newTokens(cfg Config, i *issuer, m *metrics) *tokens {
 	r := &reviewer{upstream: cfg.Upstream, isUnavailable: cfg.IsUnavailable, metrics: m}
 	return &tokens{
 		review:   r.review,
 		verdicts: cfg.Verdicts,
+		issuer:   i,
 		maxAge:   cfg.OfflineMaxAge,
 		slots:    make(chan struct{}, maxReviews),
 		accepted: newLRU[string, verdict](maxAccepted),
@@ -189,10 +191,10 @@ func (t *tokens) judge(ctx context.Context, key, token string) (outcome, error) 
 		t.accept(ctx, key, verdict{user: u, exp: expOf(token), verified: time.Now()})
 		return outcome{user: u, how: byToken}, nil
 	case errors.Is(err, errRejected):
-		t.reject(key)
+		t.reject(key, token)
 		return outcome{}, fmt.Errorf("%w: %w", ErrUnauthenticated, err)
 	case errors.Is(err, errNoAnswer):
-		return t.offline(ctx, key, err)
+		return t.offline(ctx, key, token, err)
 	}
 	return outcome{}, fmt.Errorf("%w: %w", ErrUnavailable, err)
 }
@@ -227,21 +229,25 @@ func (t *tokens) saysNothingNew(raw []byte, now, old storedVerdict) bool {
 	return err == nil && bytes.Equal(raw, was)
 }
 
-func (t *tokens) reject(key string) {
+func (t *tokens) reject(key, token string) {
+	now := time.Now()
 	t.accepted.remove(key)
-	t.rejected.put(key, time.Now())
-	// Only what is there: made up tokens must not cause writes.
-	if raw, ok := t.verdicts.Load(key); ok && len(raw) > 0 {
+	t.rejected.put(key, now)
+	// Only what is there, or could be taken for good by its signature: made up tokens
+	// must not cause writes.
+	raw, ok := t.verdicts.Load(key)
+	if ok && len(raw) > 0 || !ok && t.issuer.signed(token, now) {
 		t.verdicts.Store(key, nil)
 	}
 }
 
-// offline judges a token by what the API server once said about it.
-func (t *tokens) offline(ctx context.Context, key string, cause error) (outcome, error) {
+// offline judges a token by what the API server once said about it, or, if it never
+// has, by its signature.
+func (t *tokens) offline(ctx context.Context, key, token string, cause error) (outcome, error) {
 	v, ok := t.accepted.get(key)
 	if !ok {
 		if v, ok = t.load(key); !ok {
-			return outcome{}, fmt.Errorf("%w: the token is not known: %w", ErrUnavailable, cause)
+			return t.unknown(ctx, key, token, cause)
 		}
 		t.accepted.put(key, v)
 	}
@@ -250,6 +256,22 @@ func (t *tokens) offline(ctx context.Context, key string, cause error) (outcome,
 	}
 	klog.FromContext(ctx).V(4).Info("Token was accepted by an earlier verdict", "user", v.user.Name, "verified", v.verified)
 	return outcome{user: v.user, how: byTokenOffline}, nil
+}
+
+// unknown judges a token of which there is no verdict that holds.
+func (t *tokens) unknown(ctx context.Context, key, token string, cause error) (outcome, error) {
+	if raw, ok := t.verdicts.Load(key); ok && len(raw) == 0 {
+		return outcome{}, fmt.Errorf("%w: the API server has refused the token before", ErrUnauthenticated)
+	}
+	u, err := t.issuer.user(token, time.Now())
+	switch {
+	case errors.Is(err, ErrUnauthenticated):
+		return outcome{}, err
+	case err != nil:
+		return outcome{}, fmt.Errorf("%w: the token is not known: %w: %w", ErrUnavailable, err, cause)
+	}
+	klog.FromContext(ctx).V(4).Info("Token was accepted by its signature", "user", u.Name)
+	return outcome{user: u, how: byTokenSignature}, nil
 }
 
 func (t *tokens) load(key string) (verdict, bool) {

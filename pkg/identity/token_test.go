@@ -21,12 +21,12 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-func jwt(claims string) string {
+func claimsOnly(claims string) string {
 	return "eyJhbGciOiJSUzI1NiJ9." + base64.RawURLEncoding.EncodeToString([]byte(claims)) + ".c2ln"
 }
 
 func jwtFor(d time.Duration) string {
-	return jwt(fmt.Sprintf(`{"sub":"x","exp":%d}`, time.Now().Add(d).Unix()))
+	return claimsOnly(fmt.Sprintf(`{"sub":"x","exp":%d}`, time.Now().Add(d).Unix()))
 }
 
 func keyOf(token string) string {
@@ -252,7 +252,7 @@ func TestOffline(t *testing.T) {
 		{"opaque, too old", func() string { return "opaque" }, false, 24*time.Hour + time.Second, ErrUnavailable},
 		{"opaque after a restart", func() string { return "opaque" }, true, 24 * time.Hour, nil},
 		{"opaque after a restart, too old", func() string { return "opaque" }, true, 24*time.Hour + time.Second, ErrUnavailable},
-		{"jwt without exp, too old", func() string { return jwt(`{"sub":"x","EXP":99999999999}`) }, false, 25 * time.Hour, ErrUnavailable},
+		{"jwt without exp, too old", func() string { return claimsOnly(`{"sub":"x","EXP":99999999999}`) }, false, 25 * time.Hour, ErrUnavailable},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -321,9 +321,9 @@ func TestRejectionEndsStoredVerdict(t *testing.T) {
 		f.down.Store(true)
 		f.want(t, withToken(token), "", ErrUnauthenticated) // still remembered
 		<-time.After(rejectedFor)
-		f.want(t, withToken(token), "", ErrUnavailable)
+		f.want(t, withToken(token), "", ErrUnauthenticated) // and on record
 		f.restart(t)
-		f.want(t, withToken(token), "", ErrUnavailable)
+		f.want(t, withToken(token), "", ErrUnauthenticated)
 
 		// Made up tokens cause no writes.
 		f.down.Store(false)
@@ -391,7 +391,7 @@ func TestWithoutVerdicts(t *testing.T) {
 func TestDamagedVerdictIsUnknown(t *testing.T) {
 	f := newFixture(t)
 	f.down.Store(true)
-	for _, raw := range []string{"", "{", "null", "[]", `{"name":""}`, `{"name":7}`, `{"uid":"x","verified":99999999999}`} {
+	for _, raw := range []string{"{", "null", "[]", `{"name":""}`, `{"name":7}`, `{"uid":"x","verified":99999999999}`} {
 		f.verdicts.Store(keyOf("tok"), []byte(raw))
 		f.want(t, withToken("tok"), "", ErrUnavailable)
 	}
@@ -464,7 +464,7 @@ func TestMemoryIsBounded(t *testing.T) {
 	f := newFixture(t)
 	for i := range maxAccepted + 10 {
 		f.tokens.accept(t.Context(), fmt.Sprint(i), verdict{user: reviewed("alice"), verified: time.Now()})
-		f.tokens.reject(fmt.Sprint("bad", i))
+		f.tokens.reject(fmt.Sprint("bad", i), "")
 	}
 	if a, r := f.tokens.accepted.len(), f.tokens.rejected.len(); a != maxAccepted || r != maxRejected {
 		t.Errorf("kept = %d accepted, %d rejected, want %d, %d", a, r, maxAccepted, maxRejected)
@@ -476,23 +476,23 @@ func TestExpOf(t *testing.T) {
 		token string
 		want  int64
 	}{
-		{jwt(`{"exp":1700000000}`), 1700000000},
-		{jwt(`{"exp":1.7e9,"iat":5}`), 1700000000},
-		{jwt(`{"exp":1700000000.9}`), 1700000000},
-		{jwt(`{"exp":0}`), 1},
-		{jwt(`{"exp":-5}`), 1},
-		{jwt(`{"exp":1e300}`), lastExp},
-		{jwt(`{"exp":1e999}`), 0},
-		{jwt(`{"exp":"1700000000"}`), 0},
-		{jwt(`{"exp":null}`), 0},
-		{jwt(`{"EXP":1700000000}`), 0},
-		{jwt(`{}`), 0},
-		{jwt(`[1]`), 0},
-		{jwt(`{"exp":1700000000} x`), 0},
+		{claimsOnly(`{"exp":1700000000}`), 1700000000},
+		{claimsOnly(`{"exp":1.7e9,"iat":5}`), 1700000000},
+		{claimsOnly(`{"exp":1700000000.9}`), 1700000000},
+		{claimsOnly(`{"exp":0}`), 1},
+		{claimsOnly(`{"exp":-5}`), 1},
+		{claimsOnly(`{"exp":1e300}`), lastExp},
+		{claimsOnly(`{"exp":1e999}`), 0},
+		{claimsOnly(`{"exp":"1700000000"}`), 0},
+		{claimsOnly(`{"exp":null}`), 0},
+		{claimsOnly(`{"EXP":1700000000}`), 0},
+		{claimsOnly(`{}`), 0},
+		{claimsOnly(`[1]`), 0},
+		{claimsOnly(`{"exp":1700000000} x`), 0},
 		{"a.!.b", 0},
 		{"opaque", 0},
 		{"a.b", 0},
-		{jwt(`{"exp":1700000000}`) + ".x", 0},
+		{claimsOnly(`{"exp":1700000000}`) + ".x", 0},
 	} {
 		if got := expOf(tc.token); got != tc.want {
 			t.Errorf("expOf(%q) = %d, want %d", tc.token, got, tc.want)
@@ -504,7 +504,7 @@ func FuzzExpOf(f *testing.F) {
 	f.Add([]byte(`{"exp":1700000000}`))
 	f.Add([]byte(`{"exp":1e300}`))
 	f.Fuzz(func(t *testing.T, claims []byte) {
-		if got := expOf(jwt(string(claims))); got < 0 || got > lastExp {
+		if got := expOf(claimsOnly(string(claims))); got < 0 || got > lastExp {
 			t.Errorf("expOf(%q) = %d", claims, got)
 		}
 	})
