@@ -2,7 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command edgehub is the node agent: a reverse proxy to the Kubernetes API that
-// goes on answering when the link to it is cut.
+// goes on answering when the link to it is cut. `edgehub kubeconfig` writes
+// kubeconfigs for its clients.
 package main
 
 import (
@@ -20,18 +21,11 @@ import (
 )
 
 func main() {
-	options := app.DefaultOptions()
-	err := options.Parse(os.Args[1:])
-	if errors.Is(err, pflag.ErrHelp) {
-		return
-	}
-	if err == nil {
-		ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-		context.AfterFunc(ctx, stop) // a second signal ends the process at once
-		err = app.Run(klog.NewContext(ctx, klog.Background()), options)
-	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop) // a second signal ends the process at once
+	err := app.Main(klog.NewContext(ctx, klog.Background()), os.Args[1:], os.Stdout)
 	klog.Flush()
-	if err != nil {
+	if err != nil && !errors.Is(err, pflag.ErrHelp) {
 		fmt.Fprintln(os.Stderr, "edgehub:", err)
 		os.Exit(1)
 	}

@@ -4,12 +4,15 @@
 package app
 
 import (
+	"context"
 	"time"
 
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/authentication/user"
 
 	"github.com/edgehub/edgehub/pkg/cache"
 	"github.com/edgehub/edgehub/pkg/identity"
+	"github.com/edgehub/edgehub/pkg/outbox"
 	"github.com/edgehub/edgehub/pkg/proxy/contract"
 	"github.com/edgehub/edgehub/pkg/upstream"
 )
@@ -18,6 +21,7 @@ import (
 var (
 	_ contract.Responses = responses{}
 	_ identity.Verdicts  = verdicts{}
+	_ contract.Outbox    = events{}
 	_ cache.Upstream     = (*upstream.Upstream)(nil)
 )
 
@@ -31,6 +35,45 @@ func (r responses) PutResponse(u user.Info, class, key string, v contract.Respon
 func (r responses) Response(u user.Info, class, key string) (contract.Response, bool) {
 	v, ok := r.cache.Response(u, class, key)
 	return contract.Response{ContentType: v.ContentType, Body: v.Body, Time: v.Time}, ok
+}
+
+// events lets the offline contract keep Events in the outbox.
+type events struct{ *outbox.Outbox }
+
+func (e events) Put(ctx context.Context, v contract.Event) error {
+	return e.Outbox.Put(ctx, outbox.Event{Group: v.Group, Namespace: v.Namespace, Name: v.Name, ContentType: v.ContentType, Body: v.Body})
+}
+
+// Events are in clear unless everything is encrypted. What is sealed begins with its
+// key's name, and no Event, whatever its encoding, begins with a 0.
+const (
+	sealedEvent = '\x00'
+	sealIDBytes = 8
+)
+
+func (d *disk) sealEvent(all bool) func(b []byte, place string) ([]byte, error) {
+	return func(b []byte, place string) ([]byte, error) {
+		if !all {
+			return b, nil
+		}
+		id := d.sealer.Current()
+		sealed, err := d.sealer.Seal(id, b, place)
+		return append([]byte(string(sealedEvent)+id), sealed...), err
+	}
+}
+
+func (d *disk) openEvent(b []byte, place string) ([]byte, error) {
+	if len(b) < 1+sealIDBytes || b[0] != sealedEvent {
+		return b, nil
+	}
+	return d.sealer.Open(string(b[1:1+sealIDBytes]), b[1+sealIDBytes:], place)
+}
+
+// podOnNode tells identity which pods there are.
+func podOnNode(c *cache.Cache) func(namespace, name, uid string) bool {
+	return func(namespace, name, uid string) bool {
+		return c.NodeKnows(schema.GroupVersionResource{Version: "v1", Resource: "pods"}, namespace, name, uid)
+	}
 }
 
 // verdictClass is the class of identity's verdicts in the cache.

@@ -2,13 +2,15 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package app wires the node agent together: it knows every agent package, and
-// has no logic of its own. [Run] is all that main calls.
+// has no logic of its own. [Main] is all that main calls.
 package app
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -20,9 +22,13 @@ import (
 
 	"github.com/edgehub/edgehub/pkg/cache"
 	"github.com/edgehub/edgehub/pkg/cache/journal"
+	"github.com/edgehub/edgehub/pkg/datadir"
 	"github.com/edgehub/edgehub/pkg/identity"
+	"github.com/edgehub/edgehub/pkg/linklocal"
+	"github.com/edgehub/edgehub/pkg/outbox"
 	"github.com/edgehub/edgehub/pkg/proxy"
 	"github.com/edgehub/edgehub/pkg/proxy/contract"
+	"github.com/edgehub/edgehub/pkg/seal"
 	"github.com/edgehub/edgehub/pkg/upstream"
 )
 
@@ -34,51 +40,79 @@ const (
 	memoryLimitBytes = 128 << 20
 )
 
+// Main does what the command line says, without the program's name: runs the agent, or,
+// with kubeconfig as the first word, writes a kubeconfig to out. Help is printed and
+// pflag.ErrHelp.
+func Main(ctx context.Context, args []string, out io.Writer) error {
+	if len(args) > 0 && args[0] == "kubeconfig" {
+		return Kubeconfig(args[1:], out)
+	}
+	options := DefaultOptions()
+	if err := options.Parse(args); err != nil {
+		return err
+	}
+	return Run(ctx, options)
+}
+
 // Run runs the agent until ctx ends or a part of it fails. Options must have been
 // validated. At the end: the proxy stops accepting, drains requests, and ends
-// watches; the cache ends its feeds and writes what is not on disk yet; probing
-// ends; the metrics address goes last; then the journal is closed, and what is left
-// of connections upstream.
+// watches; what is kept beside requests follows; the cache ends its feeds and writes
+// what is not on disk yet; probing ends; the metrics address goes last; then the
+// journals are closed, and what is left of connections upstream.
 func Run(ctx context.Context, o Options) (err error) {
-	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(gcPercent)
-	}
-	if os.Getenv("GOMEMLIMIT") == "" {
-		debug.SetMemoryLimit(memoryLimitBytes)
-	}
+	limitMemory()
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), collectors.NewBuildInfoCollector())
-
+	if err := datadir.Prepare(ctx, o.DataDir); err != nil {
+		return fmt.Errorf("data directory: %w", err)
+	}
 	up, err := upstream.New(upstream.Config{Servers: o.ServerURLs, CAFile: o.ServerCAFile, CertFile: o.NodeCertFile, KeyFile: o.NodeKeyFile, Registerer: reg})
 	if err != nil {
 		return err
 	}
 	defer up.Close()
-	serving, err := servingCertificate(o)
+	serving, err := newServing(o, up, reg)
 	if err != nil {
 		return err
 	}
-	j, err := journal.Open(journal.Options{Dir: filepath.Join(o.DataDir, "journal")})
+	d, err := openDisk(ctx, o)
 	if err != nil {
-		return fmt.Errorf("open the journal: %w", err)
+		return err
 	}
-	defer func() { err = errors.Join(err, j.Close()) }()
+	defer func() { err = errors.Join(err, d.close()) }()
 	isUnavailable := func(err error) bool { return errors.Is(err, upstream.ErrUnavailable) }
 	store, err := cache.New(cache.Config{
-		Upstream: up, IsUnavailable: isUnavailable, Journal: j, Node: up.Node, EncryptionKeyFile: o.encryptionKeyFile(),
+		Upstream: up, IsUnavailable: isUnavailable, Journal: d.journal, Node: up.Node, Sealer: d.sealer, SealAll: o.EncryptAll, MaxAges: o.maxAges(),
 		MaxBytes: o.CacheMaxBytes, MaxScopes: o.CacheMaxScopes, MaxObjects: o.CacheMaxObjectsPerScope, FeedLinger: o.FeedLinger,
 		Shared: o.sharedResources(), StrictInitialList: o.StrictInitialList, Registerer: reg,
 	})
 	if err != nil {
 		return err
 	}
-	p, err := newProxy(o, up, store, serving, isUnavailable, reg)
+	box, err := newOutbox(o, d, up, isUnavailable, reg)
+	if err != nil {
+		return err
+	}
+	_ = box.Load(ctx) // before the first request; what fails is tried again, and logged, by its Run
+	authenticator, err := identity.New(identity.Config{
+		ClientCAFile: o.ClientCAFile, Node: up.Node, Up: up.Up, Upstream: up, IsUnavailable: isUnavailable, Audiences: o.TokenAudiences, PodOnNode: podOnNode(store),
+		Verdicts: verdicts{store, up.Node}, OfflineMaxAge: o.OfflineTokenMaxAge, Registerer: reg,
+	})
+	if err != nil {
+		return err
+	}
+	address, err := newLinkLocal(ctx, o, reg)
+	if err != nil {
+		return err
+	}
+	p, err := newProxy(o, ways{up, store, box, authenticator, serving.get, isUnavailable}, reg)
 	if err != nil {
 		return err
 	}
 	admin, err := newAdmin(o.MetricsListenAddress, reg, []check{
 		{"upstream", func() error { return linkState(up) }},
 		{"journal", store.Ready},
+		{"encryption", func() error { return d.problem }},
 	})
 	if err != nil {
 		p.Close()
@@ -87,6 +121,13 @@ func Run(ctx context.Context, o Options) (err error) {
 	klog.FromContext(ctx).Info("Starting", "node", up.Node().GetName(), "servers", o.ServerURLs, "trustThisCA", filepath.Join(o.DataDir, "pki", "ca.crt"))
 	return runAll(ctx,
 		part{"proxy", p.Run}, // first to end: nothing may ask what follows any more
+		part{"outbox", box.Run},
+		part{"identity", authenticator.Run}, // which keeps things in the cache
+		part{"serving certificate", serving.run},
+		part{"link-local address", address},
+		part{"route_localnet", func(ctx context.Context) error {
+			return linklocal.WatchRouteLocalnet(ctx, linklocal.IPv4Conf, reg)
+		}},
 		part{"cache", store.Run},
 		part{"upstream", up.Run},
 		part{"metrics", admin.Run},
@@ -94,39 +135,123 @@ func Run(ctx context.Context, o Options) (err error) {
 	)
 }
 
-// newProxy puts the ways of a request together: proxy, offline contract, cache.
-func newProxy(o Options, up *upstream.Upstream, store *cache.Cache, serving *identity.ServingCert, isUnavailable func(error) bool, reg prometheus.Registerer) (*proxy.Proxy, error) {
-	authenticator, err := identity.New(identity.Config{
-		ClientCAFile: o.ClientCAFile, Node: up.Node, Up: up.Up, Upstream: up, IsUnavailable: isUnavailable,
-		Verdicts: verdicts{store, up.Node}, OfflineMaxAge: o.OfflineTokenMaxAge, Registerer: reg,
-	})
-	if err != nil {
-		return nil, err
+func limitMemory() {
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(gcPercent)
 	}
+	if os.Getenv("GOMEMLIMIT") == "" {
+		debug.SetMemoryLimit(memoryLimitBytes)
+	}
+}
+
+// A disk is what is kept there, and the key that some of it is sealed with.
+type disk struct {
+	journal, outbox *journal.Journal
+	sealer          *seal.Sealer
+	problem         error // why the key file is not used; nil: it is
+}
+
+// openDisk does not fail for want of an encryption key: what is sealed is fetched
+// again then.
+func openDisk(ctx context.Context, o Options) (*disk, error) {
+	d, file := &disk{}, o.encryptionKeyFile()
+	err := datadir.PrepareFile(ctx, file)
+	if err == nil {
+		d.sealer, err = seal.New(file)
+	} else {
+		d.sealer = seal.Ephemeral()
+	}
+	if d.problem = err; err != nil {
+		klog.FromContext(ctx).Error(err, "Encryption key is not usable; what is encrypted is fetched again, and lost with this process")
+	}
+	if d.journal, err = journal.Open(journal.Options{Dir: filepath.Join(o.DataDir, "journal")}); err != nil {
+		return nil, fmt.Errorf("open the journal: %w", err)
+	}
+	if d.outbox, err = journal.Open(journal.Options{Dir: filepath.Join(o.DataDir, "outbox")}); err != nil {
+		return nil, errors.Join(fmt.Errorf("open the outbox: %w", err), d.journal.Close())
+	}
+	return d, nil
+}
+
+func (d *disk) close() error { return errors.Join(d.journal.Close(), d.outbox.Close()) }
+
+// ways are what a request may pass.
+type ways struct {
+	up             *upstream.Upstream
+	cache          *cache.Cache
+	outbox         *outbox.Outbox
+	authenticator  *identity.Authenticator
+	getCertificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)
+	isUnavailable  func(error) bool
+}
+
+// newProxy puts the ways of a request together: proxy, offline contract, cache.
+func newProxy(o Options, w ways, reg prometheus.Registerer) (*proxy.Proxy, error) {
 	offline, err := contract.New(contract.Config{
-		Next: store, Unavailable: isUnavailable, Responses: responses{store}, Node: up.Node, MaxVerdictAge: o.OfflineVerdictMaxAge, Registerer: reg,
+		Next: w.cache, Unavailable: w.isUnavailable, Responses: responses{w.cache}, Outbox: events{w.outbox}, Node: w.up.Node,
+		MaxVerdictAge: o.OfflineVerdictMaxAge, Registerer: reg,
 	})
 	if err != nil {
 		return nil, err
 	}
 	return proxy.New(proxy.Config{
-		Addresses: o.addresses(), GetCertificate: serving.GetCertificate, Authenticator: authenticator, Transport: offline, Unavailable: isUnavailable,
+		Addresses: o.addresses(), GetCertificate: w.getCertificate, Authenticator: w.authenticator, Transport: offline, Unavailable: w.isUnavailable,
 		MaxRequestsInFlight: o.MaxRequestsInFlight, MaxStreamsInFlight: o.MaxStreamsInFlight, MaxBodyBytes: o.MaxBodyBytes,
-		RequestTimeout: o.RequestTimeout, DrainTimeout: o.ShutdownDrainTimeout, Registerer: reg,
+		RequestTimeout: o.RequestTimeout, DrainTimeout: o.ShutdownDrainTimeout, Audit: o.AuditLog, Registerer: reg,
 	})
 }
 
-func servingCertificate(o Options) (*identity.ServingCert, error) {
-	if err := os.MkdirAll(o.DataDir, 0o700); err != nil {
-		return nil, fmt.Errorf("make the data directory: %w", err)
+func newOutbox(o Options, d *disk, up *upstream.Upstream, isUnavailable func(error) bool, reg prometheus.Registerer) (*outbox.Outbox, error) {
+	cfg := outbox.Config{
+		Journal: d.outbox, Upstream: up, IsUnavailable: isUnavailable, Up: up.Up, Changed: up.Changed, Node: up.Node,
+		MaxEvents: o.OutboxMaxEvents, MaxBytes: o.OutboxMaxBytes, Registerer: reg,
 	}
-	var hosts []string
-	for _, address := range o.addresses() {
-		if a, err := netip.ParseAddrPort(address); err == nil { // as Validate has seen
-			hosts = append(hosts, a.Addr().String())
-		}
+	cfg.Seal, cfg.Open = d.sealEvent(o.EncryptAll), d.openEvent
+	return outbox.New(cfg)
+}
+
+// serving is the serving certificate, and what keeps it.
+type serving struct {
+	get func(*tls.ClientHelloInfo) (*tls.Certificate, error)
+	run func(context.Context) error
+}
+
+// newServing makes the certificate of the node-local CA, which is also what is served
+// until the cluster has signed another one, if that is wanted.
+func newServing(o Options, up *upstream.Upstream, reg prometheus.Registerer) (serving, error) {
+	dir, hosts := filepath.Join(o.DataDir, "pki"), o.hosts()
+	local, err := identity.ServingCertificate(dir, hosts)
+	if err != nil {
+		return serving{}, err
 	}
-	return identity.ServingCertificate(filepath.Join(o.DataDir, "pki"), hosts)
+	if o.ServingCertificate != servingBySigner {
+		reg.MustRegister(local.Collector())
+		return serving{local.GetCertificate, untilDone}, nil
+	}
+	signed, err := identity.SignedCertificate(identity.SignedConfig{Dir: dir, Hosts: hosts, Node: up.Node, Upstream: up, Fallback: local.GetCertificate, Registerer: reg})
+	if err != nil {
+		return serving{}, err
+	}
+	return serving{signed.GetCertificate, signed.Run}, nil
+}
+
+// newLinkLocal puts the address for pods in place and returns what keeps it there. An
+// address of loopback is there anyway.
+func newLinkLocal(ctx context.Context, o Options, reg prometheus.Registerer) (run func(context.Context) error, err error) {
+	at, err := netip.ParseAddrPort(o.LinkLocalAddress)
+	if err != nil || o.LinkLocalInterface == "" || at.Addr().IsLoopback() {
+		return untilDone, nil //nolint:nilerr // there is none: Validate has seen it
+	}
+	a, err := linklocal.New(linklocal.Config{Addr: at.Addr(), Interface: o.LinkLocalInterface, Registerer: reg})
+	if err != nil {
+		return nil, err
+	}
+	return a.Run, a.Ensure(ctx)
+}
+
+func untilDone(ctx context.Context) error {
+	<-ctx.Done()
+	return nil
 }
 
 var errLinkDown = errors.New("the link to the API server is down; answers come from this node")

@@ -4,6 +4,7 @@
 package app
 
 import (
+	"bytes"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -12,6 +13,7 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
+	"errors"
 	"io"
 	"math/big"
 	"net"
@@ -25,6 +27,9 @@ import (
 	"time"
 
 	"k8s.io/klog/v2/ktesting"
+
+	"github.com/edgehub/edgehub/pkg/cache"
+	"github.com/edgehub/edgehub/pkg/seal"
 )
 
 // site is a folder with what a node has, and an API server that says little.
@@ -221,10 +226,12 @@ func TestRunRefuses(t *testing.T) {
 		{"a broken certificate", func(t *testing.T, o *Options) string { write(t, o.NodeCertFile, []byte("x")); return o.NodeCertFile }},
 		{"no CA", func(t *testing.T, o *Options) string { o.ClientCAFile += ".missing"; return o.ClientCAFile }},
 		{"a file where the data should be", func(t *testing.T, o *Options) string { write(t, o.DataDir, nil); return o.DataDir }},
-		{"a broken encryption key", func(t *testing.T, o *Options) string {
-			o.EncryptionKeyFile = filepath.Join(filepath.Dir(o.DataDir), "key")
-			write(t, o.EncryptionKeyFile, []byte("short"))
-			return o.EncryptionKeyFile
+		{"a link among the data", func(t *testing.T, o *Options) string {
+			journal := filepath.Join(o.DataDir, "journal")
+			if err := errors.Join(os.MkdirAll(o.DataDir, 0o700), os.Symlink(t.TempDir(), journal)); err != nil {
+				t.Fatal(err)
+			}
+			return journal
 		}},
 		{"taken port", func(t *testing.T, o *Options) string { return take(t, &o.ListenAddress) }},
 		{"taken port of metrics", func(t *testing.T, o *Options) string { return take(t, &o.MetricsListenAddress) }},
@@ -264,4 +271,76 @@ func take(t *testing.T, address *string) string {
 	t.Cleanup(func() { l.Close() })
 	*address = l.Addr().String()
 	return *address
+}
+
+// A key that cannot be used keeps nothing from starting, and readiness tells of it.
+func TestRunWithoutAKey(t *testing.T) {
+	s := newSite(t)
+	s.options.EncryptionKeyFile = filepath.Join(t.TempDir(), "key")
+	write(t, s.options.EncryptionKeyFile, []byte("short"))
+	_, stop := s.start(t)
+	want := "[-]encryption degraded: encryption key file " + s.options.EncryptionKeyFile
+	if code, body := fetch(t, http.DefaultClient, "http://"+s.options.MetricsListenAddress+"/readyz?verbose"); code != 200 || !strings.Contains(body, want) {
+		t.Errorf("GET /readyz?verbose = %d %q, want %q", code, body, want)
+	}
+	if err := stop(); err != nil {
+		t.Errorf("Run() = %v", err)
+	}
+	if b, _ := os.ReadFile(s.options.EncryptionKeyFile); string(b) != "short" {
+		t.Errorf("the key file was changed to %q", b)
+	}
+}
+
+func TestEncryptionKeyFile(t *testing.T) {
+	o := DefaultOptions()
+	o.DataDir = "/data"
+	want := func(when, want string) {
+		t.Helper()
+		if got := o.encryptionKeyFile(); got != want {
+			t.Errorf("%s: %s, want %s", when, got, want)
+		}
+	}
+	t.Setenv("CREDENTIALS_DIRECTORY", "")
+	want("by default", "/data/encryption.key")
+	dir := t.TempDir()
+	t.Setenv("CREDENTIALS_DIRECTORY", dir)
+	want("with other credentials of systemd's", "/data/encryption.key")
+	write(t, filepath.Join(dir, "edgehub.encryption-key"), nil)
+	want("with systemd's", filepath.Join(dir, "edgehub.encryption-key"))
+	o.EncryptionKeyFile = "/key"
+	want("with the flag", "/key")
+}
+
+func TestMaxAges(t *testing.T) {
+	o := DefaultOptions()
+	if got, want := o.maxAges(), (cache.MaxAges{ServiceAccount: 24 * time.Hour, User: 24 * time.Hour}); got != want {
+		t.Errorf("maxAges() = %v, want %v", got, want)
+	}
+	if err := o.Parse([]string{"--server-url=https://10.0.0.1", "--offline-max-age=user=1h,node=720h"}); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := o.maxAges(), (cache.MaxAges{Node: 720 * time.Hour, ServiceAccount: 24 * time.Hour, User: time.Hour}); got != want {
+		t.Errorf("maxAges() = %v, want %v", got, want)
+	}
+}
+
+// What is sealed opens with any key there is; what is in clear stays readable.
+func TestEventsAreSealed(t *testing.T) {
+	d := &disk{sealer: seal.Ephemeral()}
+	event := []byte(`{"kind":"Event"}`)
+	for _, all := range []bool{false, true} {
+		b, err := d.sealEvent(all)(event, "here")
+		if err != nil || bytes.Contains(b, event) == all {
+			t.Errorf("sealEvent(%v) = %q, %v", all, b, err)
+		}
+		if got, err := d.openEvent(b, "here"); err != nil || !bytes.Equal(got, event) {
+			t.Errorf("openEvent() = %q, %v", got, err)
+		}
+		if _, err := d.openEvent(b, "there"); all != errors.Is(err, seal.ErrBroken) {
+			t.Errorf("openEvent() of another place: %v", err)
+		}
+	}
+	if len(d.sealer.Current()) != sealIDBytes {
+		t.Errorf("the name of a key has %d bytes, want %d", len(d.sealer.Current()), sealIDBytes)
+	}
 }

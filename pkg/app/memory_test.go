@@ -40,18 +40,18 @@ func TestMemoryIsGivenBackAtRest(t *testing.T) {
 		for range 2 {
 			for range 3 {
 				burst()
-				time.Sleep(restPeriod / 10 * 7) // the last time over a tick
+				<-time.After(restPeriod / 10 * 7) // the last time over a tick
 			}
 			if n := kept(); n < 32<<20 {
 				t.Errorf("%d bytes are kept while there is work", n)
 			}
-			time.Sleep(3 * restPeriod)
+			<-time.After(3 * restPeriod)
 			if n := kept(); n > 8<<20 {
 				t.Errorf("%d bytes are kept at rest", n)
 			}
 		}
 		before := collections()
-		time.Sleep(20 * restPeriod)
+		<-time.After(20 * restPeriod)
 		if n := collections() - before; n > 0 {
 			t.Errorf("collected %d times at rest", n)
 		}

@@ -7,9 +7,11 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"net/url"
+	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -20,6 +22,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/klog/v2"
+
+	"github.com/edgehub/edgehub/pkg/cache"
+	"github.com/edgehub/edgehub/pkg/linklocal"
 )
 
 // Options are what the command line says. DefaultOptions has the defaults.
@@ -32,11 +37,14 @@ type Options struct {
 
 	DataDir           string
 	EncryptionKeyFile string
+	EncryptAll        bool
 
 	ListenAddress        string
 	LinkLocalAddress     string
+	LinkLocalInterface   string
 	MetricsListenAddress string
 	AllowNonLocalListen  bool
+	ServingCertificate   string // servingLocal or servingBySigner
 
 	CacheMaxBytes           int64
 	CacheMaxScopes          int
@@ -51,9 +59,24 @@ type Options struct {
 	RequestTimeout       time.Duration
 	ShutdownDrainTimeout time.Duration
 
+	TokenAudiences       []string
+	OfflineMaxAge        map[string]string // durations by class, see ageClasses
 	OfflineTokenMaxAge   time.Duration
 	OfflineVerdictMaxAge time.Duration
+
+	OutboxMaxEvents int
+	OutboxMaxBytes  int64
+	AuditLog        bool
 }
+
+// What ServingCertificate may be.
+const (
+	servingLocal    = "local"
+	servingBySigner = "csr"
+)
+
+// ageClasses are the classes of --offline-max-age with their defaults; 0 is without end.
+var ageClasses = map[string]time.Duration{"node": 0, "serviceaccount": 24 * time.Hour, "user": 24 * time.Hour}
 
 // DefaultOptions fit a node that kubeadm has set up; --server-url has none.
 func DefaultOptions() Options {
@@ -64,7 +87,9 @@ func DefaultOptions() Options {
 		NodeKeyFile:             "/var/lib/kubelet/pki/kubelet-client-current.pem",
 		DataDir:                 "/var/lib/edgehub",
 		ListenAddress:           "127.0.0.1:10268",
+		LinkLocalInterface:      linklocal.DefaultInterface,
 		MetricsListenAddress:    "127.0.0.1:10267",
+		ServingCertificate:      servingLocal,
 		CacheMaxBytes:           1 << 30,
 		CacheMaxScopes:          2000,
 		CacheMaxObjectsPerScope: 50000,
@@ -77,6 +102,9 @@ func DefaultOptions() Options {
 		ShutdownDrainTimeout:    10 * time.Second,
 		OfflineTokenMaxAge:      24 * time.Hour,
 		OfflineVerdictMaxAge:    24 * time.Hour,
+		OutboxMaxEvents:         2000,
+		OutboxMaxBytes:          8 << 20,
+		AuditLog:                true,
 	}
 }
 
@@ -90,12 +118,15 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.NodeKeyFile, "node-key-file", o.NodeKeyFile, "PEM file with the key of the node's client certificate; may be the same file.")
 
 	fs.StringVar(&o.DataDir, "data-dir", o.DataDir, "Directory for what is recorded (journal/) and for the serving certificate (pki/; pki/ca.crt is what clients must trust).")
-	fs.StringVar(&o.EncryptionKeyFile, "encryption-key-file", o.EncryptionKeyFile, "File with the key for what is encrypted at rest, 32 bytes in base64; made when it is missing. Empty: encryption.key in --data-dir, which protects copies of journal/ only.")
+	fs.StringVar(&o.EncryptionKeyFile, "encryption-key-file", o.EncryptionKeyFile, "File with the keys for what is encrypted at rest, 32 bytes in base64 on each line: the first encrypts, all decrypt. Made when it is missing. Empty: the systemd credential edgehub.encryption-key if there is one, else encryption.key in --data-dir, which protects copies of journal/ only.")
+	fs.BoolVar(&o.EncryptAll, "encrypt-all", o.EncryptAll, "Encrypt at rest all that is recorded, not only Secrets, tokens and verdicts. Names stay readable.")
 
 	fs.StringVar(&o.ListenAddress, "listen-address", o.ListenAddress, "Address and port for clients on the host, HTTPS.")
-	fs.StringVar(&o.LinkLocalAddress, "link-local-address", o.LinkLocalAddress, "Link-local address and port for pods with a network of their own, HTTPS, such as 169.254.2.1:10268; the address must be on an interface. Empty: none.")
+	fs.StringVar(&o.LinkLocalAddress, "link-local-address", o.LinkLocalAddress, "Link-local address and port for pods with a network of their own, HTTPS, such as 169.254.2.1:10268. Empty: none.")
+	fs.StringVar(&o.LinkLocalInterface, "link-local-interface", o.LinkLocalInterface, "Dummy interface that is made for --link-local-address unless that is on another one, and made again when it is removed; lo where the kernel has no dummy interfaces. Empty: the address must be there.")
 	fs.StringVar(&o.MetricsListenAddress, "metrics-listen-address", o.MetricsListenAddress, "Address and port for /metrics, /livez and /readyz?verbose, plain HTTP. Empty: none.")
 	fs.BoolVar(&o.AllowNonLocalListen, "allow-non-local-listen", o.AllowNonLocalListen, "Allow addresses to listen on that other machines can reach.")
+	fs.StringVar(&o.ServingCertificate, "serving-certificate", o.ServingCertificate, "Who signs the certificate that clients check edgehub by: local, a CA of this node alone (pki/ca.crt in --data-dir), or csr, the cluster's signer kubernetes.io/kubelet-serving, once somebody has approved the request; until then local.")
 
 	fs.Int64Var(&o.CacheMaxBytes, "cache-max-bytes", o.CacheMaxBytes, "Most bytes that records may take on disk; beyond, the least recently used go.")
 	fs.IntVar(&o.CacheMaxScopes, "cache-max-scopes", o.CacheMaxScopes, "Most scopes (what one list or watch asked for, by whom) that are recorded.")
@@ -110,8 +141,14 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.DurationVar(&o.RequestTimeout, "request-timeout", o.RequestTimeout, "Longest time to answer a request that is no watch, log or upgrade.")
 	fs.DurationVar(&o.ShutdownDrainTimeout, "shutdown-drain-timeout", o.ShutdownDrainTimeout, "How long requests under way may go on at shutdown; watches end after them.")
 
+	fs.StringSliceVar(&o.TokenAudiences, "token-audiences", o.TokenAudiences, "Audiences that a ServiceAccount's token must be for to be accepted while the link is down without having been seen before: the API server's --api-audiences. Empty: the issuer.")
+	fs.StringToStringVar(&o.OfflineMaxAge, "offline-max-age", o.OfflineMaxAge, "How long after the API server last showed something to a client it is shown to that client while the link is down, by class of client: "+ageDefaults()+". 0 is without end.")
 	fs.DurationVar(&o.OfflineTokenMaxAge, "offline-token-max-age", o.OfflineTokenMaxAge, "How long after it was last verified a bearer token without an expiry is accepted while the link is down.")
 	fs.DurationVar(&o.OfflineVerdictMaxAge, "offline-verdict-max-age", o.OfflineVerdictMaxAge, "How long the API server's yes to kubelet's TokenReviews and SubjectAccessReviews counts while the link is down.")
+
+	fs.IntVar(&o.OutboxMaxEvents, "outbox-max-events", o.OutboxMaxEvents, "Most Events of kubelet's that wait for the link; beyond, the oldest go.")
+	fs.Int64Var(&o.OutboxMaxBytes, "outbox-max-bytes", o.OutboxMaxBytes, "Most bytes of Events that wait for the link; beyond, the oldest go.")
+	fs.BoolVar(&o.AuditLog, "audit-log", o.AuditLog, "Log a line for each request that is answered from this node or refused, some hundred at once and 20 a second at most.")
 
 	klogFlags := flag.NewFlagSet("klog", flag.ContinueOnError)
 	klog.InitFlags(klogFlags)
@@ -181,6 +218,7 @@ func (o *Options) Validate() error {
 	}
 	for flag, n := range map[string]int64{
 		"cache-max-bytes": o.CacheMaxBytes, "cache-max-scopes": int64(o.CacheMaxScopes), "cache-max-objects-per-scope": int64(o.CacheMaxObjectsPerScope),
+		"outbox-max-events": int64(o.OutboxMaxEvents), "outbox-max-bytes": o.OutboxMaxBytes,
 		"max-requests-in-flight": int64(o.MaxRequestsInFlight), "max-streams-in-flight": int64(o.MaxStreamsInFlight), "max-body-bytes": o.MaxBodyBytes,
 	} {
 		if n <= 0 {
@@ -193,6 +231,17 @@ func (o *Options) Validate() error {
 	} {
 		if d <= 0 {
 			wrong(flag, "%v is not a time to wait; it must be above 0", d)
+		}
+	}
+	if o.ServingCertificate != servingLocal && o.ServingCertificate != servingBySigner {
+		wrong("serving-certificate", "%q is neither %s nor %s", o.ServingCertificate, servingLocal, servingBySigner)
+	}
+	for class, text := range o.OfflineMaxAge {
+		if _, ok := ageClasses[class]; !ok {
+			wrong("offline-max-age", "%q is no class; there are %s", class, ageDefaults())
+		}
+		if d, err := time.ParseDuration(text); err != nil || d < 0 {
+			wrong("offline-max-age", "%s=%s is not a time such as 24h, or 0 for without end", class, text)
 		}
 	}
 	return errors.Join(append(sorted(problems), o.validateAddresses()...)...)
@@ -233,10 +282,12 @@ func validateAddress(address string, linkLocal, anywhere bool) error {
 		return fmt.Errorf("%q: %q is not an IP address", address, host)
 	}
 	switch {
-	case anywhere, ip.IsLinkLocalUnicast(), !linkLocal && ip.IsLoopback():
+	case linkLocal && ip.Is6() && ip.IsLinkLocalUnicast():
+		return fmt.Errorf("%s: pods do not reach link-local addresses of IPv6; take one of fc00::/7", ip)
+	case anywhere, ip.IsLinkLocalUnicast(), linkLocal && ip.Is6() && ip.IsPrivate(), !linkLocal && ip.IsLoopback():
 		return nil
 	case linkLocal:
-		return fmt.Errorf("%s is not link-local (169.254.0.0/16 or fe80::/10); --allow-non-local-listen allows it", ip)
+		return fmt.Errorf("%s is not link-local (169.254.0.0/16, or fc00::/7 in IPv6); --allow-non-local-listen allows it", ip)
 	}
 	return fmt.Errorf("%s can be reached from other machines; --allow-non-local-listen allows it", ip)
 }
@@ -259,7 +310,43 @@ func (o *Options) encryptionKeyFile() string {
 	if o.EncryptionKeyFile != "" {
 		return o.EncryptionKeyFile
 	}
+	// What systemd has decrypted for this service alone, see LoadCredentialEncrypted=.
+	if dir := os.Getenv("CREDENTIALS_DIRECTORY"); dir != "" {
+		file := filepath.Join(dir, "edgehub.encryption-key")
+		if _, err := os.Stat(file); err == nil {
+			return file
+		}
+	}
 	return filepath.Join(o.DataDir, "encryption.key")
+}
+
+// maxAges are the classes that were named, and the defaults of the others.
+func (o *Options) maxAges() cache.MaxAges {
+	of := func(class string) time.Duration {
+		if d, err := time.ParseDuration(o.OfflineMaxAge[class]); err == nil {
+			return d
+		}
+		return ageClasses[class]
+	}
+	return cache.MaxAges{Node: of("node"), ServiceAccount: of("serviceaccount"), User: of("user")}
+}
+
+func ageDefaults() string {
+	var all []string
+	for _, class := range slices.Sorted(maps.Keys(ageClasses)) {
+		all = append(all, class+"="+ageClasses[class].String())
+	}
+	return strings.Join(all, ", ")
+}
+
+// hosts are the addresses that clients reach the proxy by.
+func (o *Options) hosts() (hosts []string) {
+	for _, address := range o.addresses() {
+		if a, err := netip.ParseAddrPort(address); err == nil { // as Validate has seen
+			hosts = append(hosts, a.Addr().String())
+		}
+	}
+	return hosts
 }
 
 // addresses are those of the proxy.

@@ -27,7 +27,13 @@ func TestValidate(t *testing.T) {
 		want   string // what the error holds; empty: none
 	}{
 		{"as it comes, with a server", func(*Options) {}, ""},
-		{"IPv6", func(o *Options) { o.ListenAddress, o.LinkLocalAddress = "[::1]:10268", "[fe80::1]:10268" }, ""},
+		{"IPv6", func(o *Options) { o.ListenAddress, o.LinkLocalAddress = "[::1]:10268", "[fd00::1]:10268" }, ""},
+		{"IPv6 that pods do not reach", func(o *Options) { o.LinkLocalAddress, o.AllowNonLocalListen = "[fe80::1]:10268", true }, "fc00::/7"},
+		{"ages", func(o *Options) { o.OfflineMaxAge = map[string]string{"node": "720h", "user": "0"} }, ""},
+		{"an age of nobody", func(o *Options) { o.OfflineMaxAge = map[string]string{"users": "1h"} }, "--offline-max-age: \"users\" is no class"},
+		{"an age that is none", func(o *Options) { o.OfflineMaxAge = map[string]string{"user": "1 day"} }, "--offline-max-age: user=1 day"},
+		{"a negative age", func(o *Options) { o.OfflineMaxAge = map[string]string{"node": "-1h"} }, "--offline-max-age: node=-1h"},
+		{"a signer that is none", func(o *Options) { o.ServingCertificate = "acme" }, "--serving-certificate: \"acme\" is neither local nor csr"},
 		{"two servers", func(o *Options) { o.ServerURLs = append(o.ServerURLs, "https://api.example") }, ""},
 		{"no metrics", func(o *Options) { o.MetricsListenAddress = "" }, ""},
 		{"anywhere, on purpose", func(o *Options) { o.ListenAddress, o.AllowNonLocalListen = "0.0.0.0:10268", true }, ""},
@@ -68,7 +74,7 @@ func TestValidateTellsEverything(t *testing.T) {
 	for _, flag := range []string{
 		"server-url", "server-ca-file", "client-ca-file", "node-cert-file", "node-key-file", "data-dir", "listen-address", "cache-max-bytes", "cache-max-scopes",
 		"cache-max-objects-per-scope", "feed-linger", "max-requests-in-flight", "max-streams-in-flight", "max-body-bytes", "request-timeout",
-		"shutdown-drain-timeout", "offline-token-max-age", "offline-verdict-max-age",
+		"shutdown-drain-timeout", "offline-token-max-age", "offline-verdict-max-age", "outbox-max-events", "outbox-max-bytes", "serving-certificate",
 	} {
 		if !strings.Contains(err.Error(), "--"+flag+": ") {
 			t.Errorf("Validate() of nothing does not name --%s: %v", flag, err)

@@ -29,6 +29,7 @@ import (
 
 	"github.com/edgehub/edgehub/pkg/cache/journal"
 	"github.com/edgehub/edgehub/pkg/codec"
+	"github.com/edgehub/edgehub/pkg/seal"
 )
 
 // SourceHeader tells the proxy where an answer comes from: upstream, feed or
@@ -59,9 +60,11 @@ type Config struct {
 	// Node is the node's own identity: its feeds outlive their watchers, and
 	// are opened again at start.
 	Node func() user.Info
-	// EncryptionKeyFile holds 32 bytes in base64, for what is encrypted at rest.
-	// It is made when it is missing.
-	EncryptionKeyFile string
+	// Sealer encrypts at rest what must not lie there in clear: Secrets, and what
+	// PutResponse keeps.
+	Sealer *seal.Sealer
+	// SealAll encrypts all else too.
+	SealAll bool
 
 	// Shared are the resources whose feeds run as the node and serve all who may
 	// read them; none by default.
@@ -76,6 +79,9 @@ type Config struct {
 	MaxScopeBytes    int64 // of one scope; default 256 MiB
 	MaxObjectBytes   int   // of one object or watch frame; default 8 MiB
 	MaxResponseBytes int   // of one whole response; default 16 MiB
+
+	// MaxAges bound for how long what a user was shown is replayed to it.
+	MaxAges MaxAges
 
 	FeedLinger        time.Duration // of the node's feeds after their last watcher; default 10 min
 	FlushPeriod       time.Duration // default 500 ms
@@ -108,7 +114,6 @@ func setDefault[T comparable](v *T, d T) {
 type Cache struct {
 	cfg     Config
 	journal *journal.Journal
-	sealer  *sealer
 	metrics *metrics
 	guard   *guard
 	shares  *shares
@@ -133,12 +138,11 @@ var _ http.RoundTripper = (*Cache)(nil)
 // request that needs it.
 func New(cfg Config) (*Cache, error) {
 	cfg.setDefaults()
-	sealer, err := newSealer(cfg.EncryptionKeyFile)
-	if err != nil {
-		return nil, err
+	if cfg.Sealer == nil {
+		return nil, errors.New("cache: Sealer is required")
 	}
 	c := &Cache{
-		cfg: cfg, journal: cfg.Journal, sealer: sealer, now: time.Now,
+		cfg: cfg, journal: cfg.Journal, now: time.Now,
 		logs: map[logName]*log{}, onDisk: map[logName]bool{}, feeds: map[*feed]struct{}{}, flushWake: make(chan struct{}, 1),
 	}
 	for _, text := range c.journal.Logs() {
@@ -367,6 +371,7 @@ func (c *Cache) maintain(ctx context.Context) {
 			continue
 		case <-housekeeping.C:
 			c.endIdleFeeds()
+			c.vouchAll()
 			c.evict()
 			c.forgetEmptyLogs()
 			continue

@@ -33,7 +33,7 @@ func coldHub(t *testing.T, fs *memfs.FS, server *fakeServer, key string) *hub {
 	}
 	c, err := New(Config{
 		Upstream: server, IsUnavailable: func(err error) bool { return errors.Is(err, errDown) }, Journal: j,
-		Node: func() user.Info { return nodeUser }, EncryptionKeyFile: key,
+		Node: func() user.Info { return nodeUser }, Sealer: sealerOf(t, key),
 	})
 	if err != nil {
 		t.Fatal(err)

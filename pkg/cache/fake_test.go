@@ -26,6 +26,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/edgehub/edgehub/pkg/cache/journal"
+	"github.com/edgehub/edgehub/pkg/seal"
 )
 
 var (
@@ -222,6 +223,9 @@ func (f *fakeServer) RoundTrip(req *http.Request) (*http.Response, error) {
 			return fakeAnswer(req, code, fmt.Sprintf(`{"kind":"Status","apiVersion":"v1","status":"Failure","code":%d}`, code)), nil
 		}
 	}
+	if req.URL.Path == "/version" {
+		return fakeAnswer(req, 200, `{"major":"1"}`), nil
+	}
 	prefix := info.Resource + "/"
 	if info.Namespace != "" {
 		prefix += info.Namespace + "/"
@@ -364,6 +368,15 @@ type hub struct {
 	stop   func()
 }
 
+func sealerOf(tb testing.TB, file string) *seal.Sealer {
+	tb.Helper()
+	s, err := seal.New(file)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return s
+}
+
 // startHub starts a cache; stop flushes and ends it.
 func startHub(t *testing.T, dir string, server *fakeServer, change ...func(*Config)) *hub {
 	t.Helper()
@@ -373,7 +386,7 @@ func startHub(t *testing.T, dir string, server *fakeServer, change ...func(*Conf
 	}
 	cfg := Config{
 		Upstream: server, IsUnavailable: func(err error) bool { return errors.Is(err, errDown) }, Journal: j,
-		Node: func() user.Info { return nodeUser }, EncryptionKeyFile: dir + "/encryption.key", FlushPeriod: 1,
+		Node: func() user.Info { return nodeUser }, Sealer: sealerOf(t, dir+"/encryption.key"), FlushPeriod: 1,
 	}
 	for _, f := range change {
 		f(&cfg)

@@ -394,6 +394,9 @@ func (f *feed) disconnected(err error) {
 	l := f.scope.log
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if f.live {
+		f.scope.vouch()
+	}
 	f.live, f.hangUp = false, nil
 	if !l.c.unavailable(err) && f.scope.feed == f {
 		f.scope.fed = false // somebody else may have ended it: nothing vouches for the state
@@ -414,6 +417,9 @@ func (f *feed) end() {
 	l := f.scope.log
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if f.live {
+		f.scope.vouch()
+	}
 	f.over, f.live = true, false
 	if f.scope.feed == f {
 		f.scope.feed, f.scope.fed = nil, false

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/edgehub/edgehub/pkg/cache/journal"
+	"github.com/edgehub/edgehub/pkg/seal"
 )
 
 // maxBatchBytes is how much one append to the journal may hold. A scope with
@@ -64,7 +65,7 @@ func (l *log) flush() error {
 	l.due = time.Time{}
 	groups := l.collect(whole)
 	if whole {
-		l.pinned = newPinnedView(l.journal.View())
+		l.pinned = newPinnedView(l.journal.View(), l.seal)
 	}
 	l.mu.Unlock()
 	for _, g := range groups {
@@ -130,6 +131,7 @@ func (l *log) collect(whole bool) (groups []group) {
 		responses = l.responses
 	}
 	for _, r := range responses {
+		r.Seal = l.sealFor(whole)
 		groups = append(groups, group{items: []item{{record: r, bare: r.body, ref: r.ref, entry: r.entry()}}})
 	}
 	l.dirtyResp = map[string]*record{}
@@ -194,7 +196,7 @@ const (
 // on disk already, its resourceVersion.
 func (s *scope) headEntry(whole bool) journal.Entry {
 	if whole || s.dirtyState || !s.onDisk || s.clearDisk || s.single || !s.complete || len(s.dirty)+len(s.dirtyTombs) > maxAdvance {
-		return s.stateEntry(true)
+		return s.stateEntry(true, whole)
 	}
 	size := 0
 	for _, o := range s.dirty {
@@ -204,15 +206,16 @@ func (s *scope) headEntry(whole bool) journal.Entry {
 		size += int(o.size)
 	}
 	if size > maxAdvanceBytes {
-		return s.stateEntry(true)
+		return s.stateEntry(true, false)
 	}
 	return journal.Entry{Scope: s.id, Kind: entryAdvance, Meta: []byte(s.rv)}
 }
 
-func (s *scope) stateEntry(final bool) journal.Entry {
+func (s *scope) stateEntry(final, whole bool) journal.Entry {
+	s.seenOnDisk = s.seen
 	meta, err := json.Marshal(stateMeta{
 		Key: s.key, Single: s.single, Shape: s.shape, RV: s.rv, Reach: s.reach, Open: s.open, Gaps: slices.Clone(s.gaps),
-		Complete: s.complete && final, Pinned: s.pinned, Used: s.used.Unix(),
+		Complete: s.complete && final, Pinned: s.pinned, Used: s.used.Unix(), Seen: s.seen.Unix(), Seal: s.log.sealFor(whole),
 	})
 	if err != nil {
 		panic(err) // strings, numbers and booleans
@@ -331,7 +334,7 @@ func (l *log) appendLarge(g group) error {
 func (s *scope) stateEntryLocked(final bool) journal.Entry {
 	s.log.mu.RLock()
 	defer s.log.mu.RUnlock()
-	return s.stateEntry(final)
+	return s.stateEntry(final, false)
 }
 
 // appendItems writes one batch and lets go of the bytes that are on disk now.
@@ -340,10 +343,7 @@ func (l *log) appendItems(items []item) error {
 	defer v.Close()
 	entries := make([]journal.Entry, len(items))
 	for n := range items {
-		e, err := l.bodyOf(&items[n], v)
-		if errors.Is(err, journal.ErrDamaged) || errors.Is(err, journal.ErrUnknownRef) {
-			l.forgetDamaged(items[n])
-		}
+		e, err := l.bodyOf(&items[n], v, v.seal)
 		if err != nil {
 			return err
 		}
@@ -353,13 +353,14 @@ func (l *log) appendItems(items []item) error {
 	if err != nil {
 		return err
 	}
-	l.settle(items, refs)
+	l.settle(items, refs, v.seal)
 	return nil
 }
 
-// settle notes where the bytes of items are.
-func (l *log) settle(items []item, refs []journal.Ref) {
+// settle notes where the bytes of items are, and with which key the log is sealed.
+func (l *log) settle(items []item, refs []journal.Ref, seal string) {
 	l.mu.Lock()
+	l.seal = seal
 	for n, i := range items {
 		switch {
 		case i.object != nil && i.entry.Kind != entryRemove:
@@ -379,38 +380,43 @@ func (l *log) lockedView() *pinnedView {
 	return l.view()
 }
 
-// bodyOf completes an entry with its body, sealed where that is due. What is on
-// disk already is copied as it is there.
-func (l *log) bodyOf(i *item, v *pinnedView) (journal.Entry, error) {
+// bodyOf completes an entry with its body, sealed with a key. What is on disk
+// already is copied as it is there, or sealed anew. What cannot be read any more is
+// forgotten.
+func (l *log) bodyOf(i *item, v *pinnedView, to string) (journal.Entry, error) {
 	e := i.entry
 	if e.Kind != entryPut && e.Kind != entryTomb && e.Kind != entryResponse {
 		return e, nil
 	}
-	if i.bare == nil {
-		b, err := v.Read(i.ref, nil)
-		e.Body = b
-		return e, err
-	}
-	e.Body = i.bare
-	if l.name.sealed() {
-		place := ""
-		if i.record != nil {
-			place = l.responsePlace(i.record)
-		} else {
-			place = i.scope.place(i.object.key)
+	var err error
+	if e.Body = i.bare; e.Body == nil {
+		if e.Body, err = v.Read(i.ref, nil); err == nil && v.seal != to {
+			e.Body, err = l.c.unseal(v.seal, e.Body, l.placeOf(i))
 		}
-		b, err := l.c.sealer.seal(i.bare, place)
-		if err != nil {
+		if errors.Is(err, journal.ErrDamaged) || errors.Is(err, journal.ErrUnknownRef) || errors.Is(err, seal.ErrBroken) {
+			l.forgetDamaged(*i)
+		}
+		if err != nil || v.seal == to {
 			return e, err
 		}
-		e.Body = b
 	}
-	return e, nil
+	if to != "" {
+		e.Body, err = l.c.cfg.Sealer.Seal(to, e.Body, l.placeOf(i))
+	}
+	return e, err
+}
+
+// placeOf is what the body of an item is bound to.
+func (l *log) placeOf(i *item) string {
+	if i.record != nil {
+		return l.responsePlace(i.record)
+	}
+	return i.scope.place(i.object.key)
 }
 
 // rewrite replaces the log on disk by the groups.
 func (l *log) rewrite(groups []group) error {
-	v := l.lockedView()
+	v, to := l.lockedView(), l.wantedSeal()
 	defer v.Close()
 	var items []item
 	for _, g := range groups {
@@ -418,10 +424,7 @@ func (l *log) rewrite(groups []group) error {
 	}
 	var seq iter.Seq2[journal.Entry, error] = func(yield func(journal.Entry, error) bool) {
 		for n := range items {
-			e, err := l.bodyOf(&items[n], v)
-			if errors.Is(err, journal.ErrDamaged) || errors.Is(err, journal.ErrUnknownRef) {
-				l.forgetDamaged(items[n])
-			}
+			e, err := l.bodyOf(&items[n], v, to)
 			if !yield(e, err) || err != nil {
 				return
 			}
@@ -432,7 +435,7 @@ func (l *log) rewrite(groups []group) error {
 		return err
 	}
 	l.c.metrics.rewrites.Inc()
-	l.settle(items, refs)
+	l.settle(items, refs, to)
 	return nil
 }
 
@@ -458,7 +461,7 @@ func encodeObjectMeta(o *object) []byte {
 		b = binary.AppendUvarint(b, uint64(len(s)))
 		b = append(b, s...)
 	}
-	return binary.AppendVarint(b, o.generation)
+	return binary.AppendVarint(binary.AppendVarint(b, o.generation), o.seen)
 }
 
 func decodeObjectMeta(b []byte) (*object, error) {
@@ -474,11 +477,16 @@ func decodeObjectMeta(b []byte) (*object, error) {
 	if o.added == o.rv {
 		o.added = o.rv // one string for both
 	}
-	generation, w := binary.Varint(b)
-	if w <= 0 || w != len(b) || !validRV(o.rv) {
+	for _, n := range []*int64{&o.generation, &o.seen} {
+		v, w := binary.Varint(b)
+		if w <= 0 {
+			return nil, errObjectMeta
+		}
+		*n, b = v, b[w:]
+	}
+	if len(b) > 0 || !validRV(o.rv) {
 		return nil, errObjectMeta
 	}
-	o.generation = generation
 	return o, nil
 }
 

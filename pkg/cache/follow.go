@@ -379,6 +379,7 @@ func (f *feed) synced(st *staging, rv string) error {
 	st.notify()
 	f.staging, f.resync, f.reset = nil, false, false
 	f.live, s.fed = true, true
+	s.vouch()
 	f.notify()
 	return nil
 }

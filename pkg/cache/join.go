@@ -246,12 +246,12 @@ func (l *log) following(q *query, up bool) (key Key, s *scope) {
 	key = q.key
 	for _, rep := range reps {
 		key.Representation = rep
-		if s := l.scopes[key]; s != nil && (up || s.complete) {
+		if s := l.scopes[key]; s != nil && (up || s.complete && !s.stale()) {
 			return key, s
 		}
 		for _, s := range l.scopes {
 			if s.complete && s.key.covers(key) && s.key.LabelSelector == key.LabelSelector && s.key.FieldSelector == key.FieldSelector &&
-				s.feed != nil && (!up || s.feed.live) {
+				s.feed != nil && (!up && !s.stale() || s.feed.live) {
 				return key, s
 			}
 		}

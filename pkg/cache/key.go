@@ -99,8 +99,8 @@ func (n logName) gvr() schema.GroupVersionResource {
 	return schema.GroupVersionResource{Group: n.Group, Version: n.Version, Resource: n.Resource}
 }
 
-// sealed reports whether what the log holds is encrypted at rest.
-func (n logName) sealed() bool {
+// secret reports whether what the log holds is encrypted at rest in any case.
+func (n logName) secret() bool {
 	return n.Class != "" || n.Group == "" && n.Resource == "secrets"
 }
 

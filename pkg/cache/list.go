@@ -11,12 +11,14 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/edgehub/edgehub/pkg/cache/journal"
+	"github.com/edgehub/edgehub/pkg/seal"
 )
 
 // list answers a list: from a live feed where resourceVersion=0 or NotOlderThan
@@ -207,7 +209,7 @@ func (l *log) candidates(q *query) (scopes []*scope, keys []Key) {
 		want.Representation = rep
 		var found []*scope
 		for _, s := range l.scopes {
-			if s.complete && s.key.covers(want) {
+			if s.complete && s.key.covers(want) && !s.stale() {
 				found = append(found, s)
 			}
 		}
@@ -244,7 +246,7 @@ func errNarrow(s *scope, err error) error {
 // damagedRead makes a scope incomplete whose bytes on disk have gone bad. A file that
 // cannot be opened, as when there are too many, is another matter.
 func (s *scope) damagedRead(err error) {
-	if !errors.Is(err, journal.ErrDamaged) && !errors.Is(err, journal.ErrUnknownRef) && !errors.Is(err, errSealed) {
+	if !errors.Is(err, journal.ErrDamaged) && !errors.Is(err, journal.ErrUnknownRef) && !errors.Is(err, seal.ErrBroken) {
 		s.log.c.metrics.journalFailures.Inc()
 		return
 	}
@@ -364,10 +366,10 @@ func (l *log) newest(q *query) (*listing, error) {
 		want := q.key
 		want.Representation = rep
 		for _, s := range l.allScopes() {
-			if s.key.Representation != rep || !s.single && !s.complete {
+			if s.key.Representation != rep || !s.single && (!s.complete || s.stale()) {
 				continue
 			}
-			if o := s.objects[key]; o != nil {
+			if o := s.objects[key]; o != nil && !(s.single && l.tooOld(time.Unix(o.seen, 0))) {
 				if found == nil || compareRV(o.rv, found.rv) > 0 {
 					from, found = s, o
 				}

@@ -166,7 +166,7 @@ func newBench(tb testing.TB, options ...func(*journal.Options)) *bench {
 	b := &bench{server: &cannedServer{bodies: map[string][]byte{}, types: map[string]string{}, never: make(chan struct{})}}
 	b.Cache, err = New(Config{
 		Upstream: b.server, IsUnavailable: func(error) bool { return b.server.down.Load() }, Journal: j,
-		Node: func() user.Info { return nodeUser }, EncryptionKeyFile: dir + "/key",
+		Node: func() user.Info { return nodeUser }, Sealer: sealerOf(tb, dir+"/key"),
 	})
 	if err != nil {
 		tb.Fatal(err)

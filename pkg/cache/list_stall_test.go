@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/edgehub/edgehub/pkg/cache/journal/memfs"
+	"github.com/edgehub/edgehub/pkg/seal"
 )
 
 // A request that waits for the disk holds nobody else of its log up.
@@ -157,9 +158,9 @@ func TestListsAreInOrder(t *testing.T) {
 func TestSealOverhead(t *testing.T) {
 	h := newBench(t)
 	for _, n := range []int{0, 1, 1000} {
-		b, err := h.sealer.seal(make([]byte, n), "here")
-		if err != nil || len(b) != n+sealOverhead {
-			t.Errorf("seal of %d bytes: %d, %v, want %d", n, len(b), err, n+sealOverhead)
+		b, err := h.cfg.Sealer.Seal(h.cfg.Sealer.Current(), make([]byte, n), "here")
+		if err != nil || len(b) != n+seal.Overhead {
+			t.Errorf("seal of %d bytes: %d, %v, want %d", n, len(b), err, n+seal.Overhead)
 		}
 	}
 }

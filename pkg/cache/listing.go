@@ -14,6 +14,7 @@ import (
 
 	"github.com/edgehub/edgehub/pkg/cache/journal"
 	"github.com/edgehub/edgehub/pkg/codec"
+	"github.com/edgehub/edgehub/pkg/seal"
 )
 
 // A keyOrder remembers the order of a scope's keys from one list to the next.
@@ -89,13 +90,10 @@ func (w *listing) close() {
 	}
 }
 
-// sealOverhead is how much longer a sealed object is: key derivation, nonce, tag.
-const sealOverhead = 32 + 12 + 16
-
 // length is the length of an object in clear.
 func (w *listing) length(i listItem) int {
-	if i.ref.Segment != 0 && w.scope.log.name.sealed() {
-		return int(i.ref.Length) - sealOverhead
+	if i.ref.Segment != 0 && w.view != nil && w.view.seal != "" {
+		return int(i.ref.Length) - seal.Overhead
 	}
 	return int(i.ref.Length)
 }
@@ -165,7 +163,7 @@ type bodies struct {
 
 func (w *listing) bodies() *bodies {
 	b := &bodies{listing: w}
-	if w.scope.log.name.sealed() {
+	if w.view != nil && w.view.seal != "" {
 		b.place = w.scope.place("")
 	}
 	return b
@@ -186,7 +184,7 @@ func (b *bodies) read() ([]byte, error) {
 	}
 	bare, err := b.reader.Read(i.ref)
 	if err == nil && b.place != "" {
-		bare, err = b.scope.log.c.sealer.open(bare, b.place+i.key)
+		bare, err = b.scope.log.c.unseal(b.view.seal, bare, b.place+i.key)
 	}
 	if err == nil && len(bare) != b.length(i) {
 		err = errSealedLength
@@ -198,7 +196,7 @@ func (b *bodies) read() ([]byte, error) {
 	return bare, nil
 }
 
-var errSealedLength = fmt.Errorf("%w: unexpected length", errSealed)
+var errSealedLength = fmt.Errorf("%w: unexpected length", seal.ErrBroken)
 
 // coming tells the reader what will be asked for.
 func (b *bodies) coming(n int) journal.Ref {

@@ -37,6 +37,8 @@ type log struct {
 	name logName
 	load sync.Once
 
+	maxAge time.Duration // see MaxAges; 0: without end
+
 	touched time.Time // when somebody last asked for it; guarded by Cache.mu
 
 	// mu guards what follows and all scopes. It is never held over a disk
@@ -44,6 +46,7 @@ type log struct {
 	mu        sync.RWMutex
 	loaded    bool
 	journal   *journal.Log
+	seal      string      // the key that what is on disk is sealed with; "": clear
 	pinned    *pinnedView // while the log is written anew
 	scopes    map[Key]*scope
 	single    map[codec.Representation]*scope
@@ -75,21 +78,25 @@ type stateMeta struct {
 	Complete bool        `json:"complete,omitempty"`
 	Pinned   bool        `json:"pinned,omitempty"`
 	Used     int64       `json:"used,omitempty"` // Unix seconds
+	Seen     int64       `json:"seen,omitempty"` // Unix seconds
+	Seal     string      `json:"seal,omitempty"` // the key that all of the log is sealed with
 }
 
 func newLog(c *Cache, name logName) *log {
-	return &log{
+	l := &log{
 		c: c, name: name,
 		scopes: map[Key]*scope{}, single: map[codec.Representation]*scope{},
 		shown: map[Key]string{}, avoided: map[Key]time.Time{}, responses: map[string]*record{}, dirtyResp: map[string]*record{},
 	}
+	l.seal, l.maxAge = l.wantedSeal(), c.cfg.MaxAges.of(name, c.cfg.Node().GetName())
+	return l
 }
 
 // open loads what the disk holds of the log, once.
 func (l *log) openOnce(logger klog.Logger) {
 	l.load.Do(func() {
 		// Not under the lock: who looks at all logs must not wait for the disk.
-		r := &replay{l: l, byID: map[uint32]*scope{}, responses: map[string]*record{}}
+		r := &replay{l: l, byID: map[uint32]*scope{}, responses: map[string]*record{}, seals: map[uint32]string{}}
 		var j *journal.Log
 		name, err := json.Marshal(l.name)
 		if err == nil {
@@ -238,7 +245,7 @@ func (l *log) view() *pinnedView {
 		l.pinned.users.Add(1)
 		return l.pinned
 	}
-	return newPinnedView(l.journal.View())
+	return newPinnedView(l.journal.View(), l.seal)
 }
 
 // unpin ends the time of the view from before, which is to be closed without the
@@ -248,14 +255,16 @@ func (l *log) unpin() (before *pinnedView) {
 	return before
 }
 
-// A pinnedView is a journal.View that may have several users.
+// A pinnedView is a journal.View that may have several users, and the key that what it
+// shows is sealed with.
 type pinnedView struct {
 	*journal.View
+	seal  string
 	users atomic.Int32
 }
 
-func newPinnedView(v *journal.View) *pinnedView {
-	p := &pinnedView{View: v}
+func newPinnedView(v *journal.View, seal string) *pinnedView {
+	p := &pinnedView{View: v, seal: seal}
 	p.users.Store(1)
 	return p
 }
@@ -276,10 +285,31 @@ func (s *scope) openObject(v *pinnedView, key string, ref journal.Ref, dst []byt
 	if err != nil {
 		return nil, fmt.Errorf("read %s of %s: %w", key, s.key, err)
 	}
-	if s.log.name.sealed() {
-		return s.log.c.sealer.open(b, s.place(key))
+	return s.log.c.unseal(v.seal, b, s.place(key))
+}
+
+// wantedSeal is the key that what is written anew is sealed with; "": none.
+func (l *log) wantedSeal() string {
+	if l.name.secret() || l.c.cfg.SealAll {
+		return l.c.cfg.Sealer.Current()
 	}
-	return b, nil
+	return ""
+}
+
+// sealFor is the key for what is appended, or for the whole log. The caller holds mu.
+func (l *log) sealFor(whole bool) string {
+	if whole {
+		return l.wantedSeal()
+	}
+	return l.seal
+}
+
+// unseal opens what is on disk; seal is the name of the key, "" for none.
+func (c *Cache) unseal(seal string, b []byte, place string) ([]byte, error) {
+	if seal == "" {
+		return b, nil
+	}
+	return c.cfg.Sealer.Open(seal, b, place)
 }
 
 // place is what a sealed object is bound to: another place's does not open here.
@@ -321,152 +351,6 @@ func (l *log) allScopes() []*scope {
 		all = append(all, s)
 	}
 	return all
-}
-
-// A replay builds a log from its journal.
-type replay struct {
-	l         *log
-	byID      map[uint32]*scope
-	responses map[string]*record
-	lastID    uint32
-	bad       map[uint32]bool
-	all       bool
-}
-
-func (r *replay) damaged(id uint32) {
-	if r.bad == nil {
-		r.bad = map[uint32]bool{}
-	}
-	r.bad[id] = true
-}
-
-func (r *replay) damagedAll() { r.all = true }
-
-func (r *replay) batch(entries []journal.Entry, refs []journal.Ref) {
-	for i, e := range entries {
-		if err := r.entry(e, refs[i]); err != nil {
-			r.damaged(e.Scope)
-		}
-	}
-}
-
-func (r *replay) entry(e journal.Entry, ref journal.Ref) error {
-	r.lastID = max(r.lastID, e.Scope)
-	switch e.Kind {
-	case entryState:
-		return r.state(e)
-	case entryResponse, entryForget:
-		return r.response(e, ref)
-	}
-	s := r.byID[e.Scope]
-	if s == nil {
-		// The state entry of a new scope comes first in its batch.
-		return fmt.Errorf("entry of scope %d, which is not there", e.Scope)
-	}
-	switch e.Kind {
-	case entryClear:
-		s.objects, s.tombs = map[string]*object{}, nil
-		return nil
-	case entryAdvance:
-		if s.rv = string(e.Meta); !validRV(s.rv) {
-			return errObjectMeta
-		}
-		return nil
-	case entryDrop:
-		delete(r.byID, e.Scope)
-		return nil
-	}
-	o, err := decodeObjectMeta(e.Meta)
-	if err != nil {
-		return err
-	}
-	o.ref, o.size = ref, int32(ref.Length)
-	switch e.Kind {
-	case entryPut:
-		s.objects[o.key] = o
-	case entryTomb:
-		o.deleted = true
-		delete(s.objects, o.key)
-		s.tombs = append(s.tombs, o)
-	case entryRemove:
-		delete(s.objects, o.key)
-	default:
-		return fmt.Errorf("entry of unknown kind %d", e.Kind)
-	}
-	return nil
-}
-
-func (r *replay) state(e journal.Entry) error {
-	var m stateMeta
-	if err := json.Unmarshal(e.Meta, &m); err != nil {
-		return err
-	}
-	s := r.byID[e.Scope]
-	if s == nil {
-		s = &scope{
-			log: r.l, id: e.Scope, onDisk: true,
-			objects: map[string]*object{}, dirty: map[string]*object{}, watchers: map[*watcher]struct{}{},
-		}
-		r.byID[e.Scope] = s
-	}
-	s.key, s.single, s.shape = m.Key, m.Single, m.Shape
-	s.rv, s.reach, s.open, s.gaps, s.complete, s.pinned = m.RV, m.Reach, m.Open, m.Gaps, m.Complete, m.Pinned
-	s.used = time.Unix(m.Used, 0)
-	return nil
-}
-
-func (r *replay) response(e journal.Entry, ref journal.Ref) error {
-	var m responseMeta
-	if err := json.Unmarshal(e.Meta, &m); err != nil {
-		return err
-	}
-	if e.Kind == entryForget {
-		delete(r.responses, m.id())
-		return nil
-	}
-	r.responses[m.id()] = &record{responseMeta: m, ref: ref, used: time.Unix(m.Time, 0)}
-	return nil
-}
-
-// finish keeps what the replay can vouch for. A scope that may be short goes. The
-// caller holds the log's lock.
-func (r *replay) finish(logger klog.Logger) {
-	damaged := 0
-	for id, s := range r.byID {
-		if r.all || r.bad[id] || !s.single && !s.complete {
-			if r.all || r.bad[id] {
-				r.l.c.metrics.damaged.Inc()
-				damaged++
-			}
-			r.l.dropped = append(r.l.dropped, journal.Entry{Scope: id, Kind: entryDrop})
-			continue
-		}
-		for _, o := range s.objects {
-			s.bytes += int64(o.size)
-		}
-		if n := len(s.tombs) - maxTombstones; n > 0 {
-			s.reach, s.open = s.tombs[n-1].rv, true
-			s.tombs = s.tombs[n:]
-		}
-		if s.single {
-			r.l.single[s.key.Representation] = s
-		} else {
-			r.l.scopes[s.key] = s
-		}
-		r.l.jsonOnly = r.l.jsonOnly || s.shape.Unstructured
-	}
-	if damaged > 0 {
-		logger.Info("Scopes are damaged on disk and will be fetched again", "resource", r.l.name.gvr().String(), "user", r.l.name.User, "scopes", damaged)
-	}
-	r.l.responses = r.responses
-	if r.all || r.bad[0] {
-		// A record that was replaced may be back in its old version.
-		r.l.responses = map[string]*record{}
-		r.l.nextCheck = 0
-	}
-	if len(r.l.dropped) > 0 || len(r.bad) > 0 || r.all {
-		r.l.rewriteSoon()
-	}
 }
 
 // rewriteSoon has the log written anew with the next flush, damage left behind.

@@ -77,6 +77,7 @@ func newMetrics(r prometheus.Registerer, c *Cache) *metrics {
 		return float64(max(total-live, 0))
 	})
 	gauge("journal_live_bytes", "Bytes of the journal that are not superseded.", func() float64 { _, live := c.journalSize(); return float64(live) })
+	gauge("journal_logs_to_reseal", "Logs on disk that are not yet encrypted as they should be: until it is 0, old encryption keys are needed.", func() float64 { return float64(c.logsToReseal()) })
 	register(r, prometheus.NewCounterFunc(prometheus.CounterOpts{
 		Namespace: "edgehub", Subsystem: "cache", Name: "journal_written_bytes_total", Help: "Bytes written to the journal.",
 	}, func() float64 { return float64(c.journal.Stats().BytesWritten) }))
@@ -114,6 +115,16 @@ func (c *Cache) journalSize() (total, live int64) {
 		total, live = total+t, live+v
 	}
 	return total, live
+}
+
+// logsToReseal is how many logs wait to be written with another key, or with one.
+func (c *Cache) logsToReseal() (n int) {
+	for _, l := range c.allLogs() {
+		l.mu.RLock()
+		n += btoi(l.seal != l.wantedSeal())
+		l.mu.RUnlock()
+	}
+	return n
 }
 
 // staleness is how long the link has been down.

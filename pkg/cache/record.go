@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
@@ -243,6 +244,7 @@ func (r *listRecorder) finish() {
 		r.scope = s
 	}
 	s.used = l.c.now()
+	s.vouch()
 	listed, err := r.listed(list.ResourceVersion)
 	switch {
 	case err != nil:
@@ -324,7 +326,7 @@ func (l *log) holdsVersion(rep codec.Representation, key string, begin []byte) b
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	s := l.single[rep]
-	if s == nil || s.objects[key] == nil || s.objects[key].rv != string(id.ResourceVersion) {
+	if s == nil || s.objects[key] == nil || s.objects[key].rv != string(id.ResourceVersion) || l.noteworthy(time.Unix(s.objects[key].seen, 0)) {
 		return false
 	}
 	s.used = l.c.now()
@@ -367,7 +369,12 @@ func (l *log) keepObject(rep codec.Representation, shape codec.Shape, o *object)
 	defer l.mu.Unlock()
 	s := l.singleOf(rep)
 	s.used = l.c.now()
+	o.seen = s.used.Unix()
 	if old := s.objects[o.key]; old != nil && compareRV(old.rv, o.rv) >= 0 {
+		if l.noteworthy(time.Unix(old.seen, 0)) {
+			old.seen, s.dirty[o.key] = o.seen, old
+			l.touch(false)
+		}
 		return
 	}
 	if _, known := s.objects[o.key]; !known && len(s.objects) >= l.c.cfg.MaxObjects {

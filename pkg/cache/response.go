@@ -21,6 +21,7 @@ import (
 
 	"github.com/edgehub/edgehub/pkg/cache/journal"
 	"github.com/edgehub/edgehub/pkg/codec"
+	"github.com/edgehub/edgehub/pkg/seal"
 )
 
 // A Response is a whole response as it was recorded.
@@ -37,7 +38,8 @@ type responseMeta struct {
 	Accept      string `json:"accept,omitempty"` // as it was asked for, in normal form
 	ContentType string `json:"type"`
 	ETag        string `json:"etag,omitempty"`
-	Time        int64  `json:"time"` // Unix seconds
+	Time        int64  `json:"time"`           // Unix seconds
+	Seal        string `json:"seal,omitempty"` // the key that the body is sealed with
 }
 
 func (m responseMeta) id() string { return m.Path + "\n" + m.Accept }
@@ -75,7 +77,7 @@ func (l *log) putResponse(m responseMeta, body []byte) {
 	old.close()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if r := l.responses[m.id()]; same && r == old.record {
+	if r := l.responses[m.id()]; same && r == old.record && !l.noteworthy(time.Unix(r.Time, 0)) {
 		r.used = l.c.now()
 		return
 	}
@@ -118,7 +120,14 @@ func (o *recorded) sameAs(m responseMeta) bool {
 
 // mayBe is false if the length alone tells the body from the recorded one.
 func (o *recorded) mayBe(body []byte) bool {
-	return o.l.name.sealed() || o.body != nil && len(o.body) == len(body) || o.body == nil && int(o.ref.Length) == len(body)
+	if o.body != nil || o.view == nil {
+		return len(o.body) == len(body)
+	}
+	length := int(o.ref.Length)
+	if o.view.seal != "" {
+		length -= seal.Overhead
+	}
+	return length == len(body)
 }
 
 // read returns the body. The caller must not hold mu.
@@ -133,10 +142,7 @@ func (o *recorded) read() ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", o.record.Path, err)
 	}
-	if o.l.name.sealed() {
-		return o.l.c.sealer.open(b, o.l.responsePlace(o.record))
-	}
-	return b, nil
+	return o.l.c.unseal(o.view.seal, b, o.l.responsePlace(o.record))
 }
 
 func (o *recorded) close() {
@@ -270,6 +276,9 @@ func (c *Cache) roundTripResponse(req *http.Request, name logName, accepted []co
 			meta.ContentType, meta.ETag = resp.Header.Get("Content-Type"), resp.Header.Get("ETag")
 			c.recordResponse(resp, name, meta)
 		}
+		if resp.StatusCode == http.StatusNotModified {
+			c.logIfKnown(name).confirm(meta.id())
+		}
 		return resp, nil
 	}
 	if !c.unavailable(err) {
@@ -283,7 +292,7 @@ func (c *Cache) roundTripResponse(req *http.Request, name logName, accepted []co
 	if !ok {
 		r, ok = l.anyResponse(meta.Path, accepted)
 	}
-	if !ok {
+	if !ok || l.tooOld(r.Time) {
 		return nil, err
 	}
 	return c.replayResponse(req, r), nil

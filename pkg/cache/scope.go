@@ -20,13 +20,14 @@ import (
 const maxTombstones = 512
 
 // An object is one version of one object, or its tombstone. It is never changed
-// once it is in a scope, but for where its bytes are: a new version is a new
-// object. ref, bare and of are guarded by the log's lock.
+// once it is in a scope, but for where its bytes are and when it was seen: a new
+// version is a new object. ref, bare, of and seen are guarded by the log's lock.
 type object struct {
 	key        string // namespace + "/" + name: the API server's order
 	rv         string // a tombstone's: of the deletion
 	added      string // resourceVersion at which the scope first held the name
 	generation int64
+	seen       int64 // Unix seconds; of a single record: when the API server last showed it
 	size       int32 // bytes
 	deleted    bool
 
@@ -84,6 +85,9 @@ type scope struct {
 	fed    bool
 	pinned bool // reopen the feed at start
 	used   time.Time
+	seen   time.Time // when the API server last showed all of it, see vouch
+	// seenOnDisk is what the disk says of seen.
+	seenOnDisk time.Time
 
 	feed     *feed
 	watchers map[*watcher]struct{}

@@ -28,6 +28,8 @@ type metrics struct {
 	bytes    prometheus.Counter
 	panics   prometheus.Counter
 	stalled  prometheus.Counter
+
+	auditSuppressed prometheus.Counter
 }
 
 func newMetrics(reg prometheus.Registerer) *metrics {
@@ -62,8 +64,12 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 			Help: "Responses that were ended because the client took nothing of them for too long.",
 		}),
 	}
+	m.auditSuppressed = prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "edgehub_proxy_audit_suppressed_total",
+		Help: "Audit lines that were not written because there were too many at once.",
+	})
 	if reg != nil {
-		reg.MustRegister(m.requests, m.duration, m.inFlight, m.refused, m.bytes, m.panics, m.stalled)
+		reg.MustRegister(m.auditSuppressed, m.requests, m.duration, m.inFlight, m.refused, m.bytes, m.panics, m.stalled)
 	}
 	return m
 }
@@ -126,7 +132,13 @@ func WithAccessLog() Middleware {
 				logger.Info(message, append(accessValues(req, r), "code", code, "duration", time.Since(start))...)
 			}
 			if isLongRunning(req) {
-				r.onBegin = func() { log("Streaming", codeLabel(r.code)) }
+				audited := r.onBegin
+				r.onBegin = func() {
+					if audited != nil {
+						audited()
+					}
+					log("Streaming", codeLabel(r.code))
+				}
 			}
 			defer func() {
 				code := "aborted"
@@ -169,8 +181,10 @@ type response struct {
 	code    int
 	bytes   int64
 	source  string
-	user    string // empty: nobody that is known
-	onBegin func() // called once code is set; nil: nobody wants to know
+	user    string               // empty: nobody that is known
+	info    *request.RequestInfo // nil: the request was refused before
+	long    bool                 // it is a stream
+	onBegin func()               // called once code is set; nil: nobody wants to know
 
 	stalls  *stalls      // nil: nobody looks
 	writing atomic.Int64 // the look before the Write under way began; 0: none is

@@ -74,6 +74,9 @@ type Config struct {
 	DrainTimeout        time.Duration // what such requests get at shutdown; 10 s
 	StallTimeout        time.Duration // of a response of which the client takes nothing; 60 s
 
+	// Audit logs what is answered from this node or refused.
+	Audit bool
+
 	// Registerer gets the metrics. Nil: they are counted and not shown.
 	Registerer prometheus.Registerer
 }
@@ -109,6 +112,7 @@ func (c *Config) setDefaults() {
 type Proxy struct {
 	cfg       Config
 	metrics   *metrics
+	audit     *audit // nil: none
 	drain     *drain
 	stalls    *stalls
 	listeners []net.Listener
@@ -136,7 +140,11 @@ func New(cfg Config) (*Proxy, error) {
 // newProxy is a Proxy without listeners.
 func newProxy(cfg Config) *Proxy {
 	m := newMetrics(cfg.Registerer)
-	return &Proxy{cfg: cfg, metrics: m, drain: newDrain(), stalls: newStalls(cfg.StallTimeout, m)}
+	p := &Proxy{cfg: cfg, metrics: m, drain: newDrain(), stalls: newStalls(cfg.StallTimeout, m)}
+	if cfg.Audit {
+		p.audit = newAudit(m)
+	}
+	return p
 }
 
 // Addrs are the bound addresses, in the order of Config.Addresses.
@@ -160,6 +168,7 @@ func (p *Proxy) handler(errorLog *log.Logger) http.Handler {
 	return Chain(p.reverseProxy(errorLog),
 		WithPanicRecovery(p.metrics),                 // outermost: everything below may fail
 		WithStallLimit(p.stalls),                     // whoever writes below
+		WithAudit(p.audit),                           // whatever is refused below
 		WithCanonicalRequest(p.metrics),              // one form of path and query, before anything decides by it
 		WithRequestInfo(),                            // verb, resource, namespace, name for all below
 		WithHealth(p.cfg.Ready),                      // a probe has no credential and must not wait for a limit

@@ -26,7 +26,11 @@ func WithRequestInfo() Middleware {
 				writeError(w, req, apierrors.NewBadRequest("the path names no resource"))
 				return
 			}
-			next.ServeHTTP(w, req.WithContext(request.WithRequestInfo(req.Context(), info)))
+			req = req.WithContext(request.WithRequestInfo(req.Context(), info))
+			if r, ok := w.(*response); ok {
+				r.info, r.long = info, isLongRunning(req)
+			}
+			next.ServeHTTP(w, req)
 		})
 	}
 }

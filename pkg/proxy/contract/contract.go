@@ -12,6 +12,7 @@
 //	own CSINode get       the record or 503; never 404, on which kubelet exits
 //	TokenRequest          the recorded token of the same question
 //	TokenReview, SubjectAccessReview of the node: the recorded yes, for a time
+//	own Event create      kept on this node, sent when the link is back
 //	own Event patch       404, so that client-go creates the Event anew
 //
 // Everything else fails with the error of the transport below. "Own" means: the
@@ -57,7 +58,7 @@ const (
 	ClassSubjectAccessReview = "subjectaccessreview"
 )
 
-// Config is what a Contract needs. All but the last two are required.
+// Config is what a Contract needs. All but the last three are required.
 type Config struct {
 	// Next answers while the link is up, and from records for what is read. An
 	// apierrors.APIStatus that it returns as an error was made on this node; what
@@ -69,6 +70,8 @@ type Config struct {
 	Responses   Responses
 	// Node is the node's own identity, system:node:<name>.
 	Node func() user.Info
+	// Outbox keeps the node's Events. Nil: while the link is down nobody can create one.
+	Outbox Outbox
 	// MaxVerdictAge is how long a recorded yes of a TokenReview or a
 	// SubjectAccessReview counts while the link is down. Default 24 h.
 	MaxVerdictAge time.Duration
@@ -97,6 +100,9 @@ func New(cfg Config) (*Contract, error) {
 	}
 	if cfg.MaxVerdictAge == 0 {
 		cfg.MaxVerdictAge = 24 * time.Hour
+	}
+	if cfg.Outbox == nil {
+		cfg.Outbox = noOutbox{}
 	}
 	return &Contract{cfg: cfg, now: time.Now, metrics: newMetrics(cfg.Registerer), maxNodeBytes: maxObjectBytes}, nil
 }
@@ -141,14 +147,14 @@ func (c *Contract) rule(req *http.Request) func(*http.Request) (*http.Response, 
 	if !ok {
 		return nil
 	}
-	switch what {
-	case "patch events", "patch events.events.k8s.io":
-		return c.patchEvent
-	}
 	if info.APIVersion != "v1" {
 		return nil
 	}
 	switch what {
+	case "create events", "create events.events.k8s.io":
+		return c.createEvent
+	case "patch events", "patch events.events.k8s.io":
+		return c.patchEvent
 	case "create tokenreviews.authentication.k8s.io":
 		return c.createTokenReview
 	case "create subjectaccessreviews.authorization.k8s.io":
@@ -192,17 +198,6 @@ func (c *Contract) nodeName(u user.Info) (string, bool) {
 		return "", false
 	}
 	return strings.CutPrefix(u.GetName(), nodeUserPrefix)
-}
-
-// patchEvent lets client-go create an Event whose PATCH nobody can answer.
-func (c *Contract) patchEvent(req *http.Request) (*http.Response, error) {
-	resp, err := c.cfg.Next.RoundTrip(req)
-	if c.unavailable(err) {
-		info, _ := request.RequestInfoFrom(req.Context())
-		c.metrics.answers.WithLabelValues("event_patch").Inc()
-		return nil, apierrors.NewNotFound(schema.GroupResource{Group: info.APIGroup, Resource: info.Resource}, info.Name)
-	}
-	return resp, err
 }
 
 func (c *Contract) createNode(req *http.Request) (*http.Response, error) {

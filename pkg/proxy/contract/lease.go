@@ -93,26 +93,6 @@ func (c *Contract) updateLease(req *http.Request) (*http.Response, error) {
 	return local, nil
 }
 
-// leaseAnswer gives a Lease in the form that the client asked for: the bytes that
-// were written if that is their form. Nil if the client takes no whole object.
 func leaseAnswer(req *http.Request, contentType string, body []byte) *http.Response {
-	accepted := acceptable(req)
-	if len(accepted) == 0 {
-		return nil
-	}
-	media := accepted[0]
-	if media != mediaType(contentType) {
-		var lease coordinationv1.Lease
-		err := decode(contentType, body, leaseKind, &lease)
-		if err == nil && media == mediaProtobuf {
-			body, err = encodeProtobuf(leaseKind, &lease)
-		} else if err == nil {
-			lease.SetGroupVersionKind(leaseKind)
-			body, err = encodeJSON(&lease)
-		}
-		if err != nil {
-			return nil
-		}
-	}
-	return answer(req, http.StatusOK, media, body, sourceLocal, leaseWarning)
+	return localAnswer(req, http.StatusOK, written{contentType, body, leaseKind, &coordinationv1.Lease{}}, leaseWarning)
 }

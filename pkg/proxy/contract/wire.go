@@ -95,6 +95,43 @@ type message interface {
 	Marshal() ([]byte, error)
 }
 
+// An object is a message that is a Kubernetes object.
+type object interface {
+	message
+	runtime.Object
+}
+
+// written is an object as a client wrote it.
+type written struct {
+	contentType string
+	body        []byte
+	kind        schema.GroupVersionKind
+	into        object // to decode it, where that is needed
+}
+
+// localAnswer gives a client what it wrote, in the form that it asked for: the bytes
+// that were written if that is their form. Nil if the client takes no whole object.
+func localAnswer(req *http.Request, code int, w written, warning string) *http.Response {
+	accepted := acceptable(req)
+	if len(accepted) == 0 {
+		return nil
+	}
+	media, body := accepted[0], w.body
+	if media != mediaType(w.contentType) {
+		err := decode(w.contentType, body, w.kind, w.into)
+		if err == nil && media == mediaProtobuf {
+			body, err = encodeProtobuf(w.kind, w.into)
+		} else if err == nil {
+			w.into.GetObjectKind().SetGroupVersionKind(w.kind)
+			body, err = encodeJSON(w.into)
+		}
+		if err != nil {
+			return nil
+		}
+	}
+	return answer(req, code, media, body, sourceLocal, warning)
+}
+
 func mediaType(contentType string) string {
 	if contentType == "" {
 		return mediaJSON
