@@ -75,14 +75,13 @@ func TestBadInput(t *testing.T) {
 		{name: "certificate of no node", args: []string{"--node-cert-file=" + userCert, "--node-key-file=" + userKey}, want: []string{userCert}},
 		{name: "address in use", args: []string{"--listen-address=" + taken}, want: []string{taken, "in use"}},
 		{name: "metrics address in use", args: []string{"--metrics-listen-address=" + taken}, want: []string{taken, "in use"}},
-		{name: "address of nobody", args: []string{"--link-local-address=169.254.77.77:10268"}, want: []string{"169.254.77.77:10268"}},
+		{name: "address of nobody", args: []string{"--link-local-address=169.254.77.77:10268", "--link-local-interface="}, want: []string{"169.254.77.77:10268"}},
 		{name: "file in the place of the data directory", args: []string{"--data-dir=" + garbage}, want: []string{garbage}},
 		{name: "file in the place of the journal", args: []string{"--data-dir=" + other}, want: []string{filepath.Join(other, "journal")}, spoil: func(t *testing.T) {
 			r.Must(os.MkdirAll(other, 0o700))
 			r.Must(os.WriteFile(filepath.Join(other, "journal"), []byte("mine"), 0o600))
 		}},
 		{name: "read-only journal", want: []string{journal, "read-only"}, spoil: func(t *testing.T) { readOnly(t, journal) }},
-		{name: "encryption key that is none", args: []string{"--encryption-key-file=" + garbage}, want: []string{garbage}},
 		{name: "journal of a newer format", want: []string{filepath.Join(journal, "FORMAT"), "newer"}, spoil: func(t *testing.T) {
 			text := "edgehub-journal 2"
 			replace(t, filepath.Join(journal, "FORMAT"), fmt.Appendf(nil, "%s %08x\n", text, crc32.Checksum([]byte(text), crc32.MakeTable(crc32.Castagnoli))))
