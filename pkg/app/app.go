@@ -155,13 +155,10 @@ type disk struct {
 // again then.
 func openDisk(ctx context.Context, o Options) (*disk, error) {
 	d, file := &disk{}, o.encryptionKeyFile()
-	err := datadir.PrepareFile(ctx, file)
-	if err == nil {
-		d.sealer, err = seal.New(file)
-	} else {
-		d.sealer = seal.Ephemeral()
-	}
-	if d.problem = err; err != nil {
+	datadir.PrepareFile(ctx, file)
+	var err error
+	if d.sealer, err = seal.New(file); err != nil {
+		d.problem = err
 		klog.FromContext(ctx).Error(err, "Encryption key is not usable; what is encrypted is fetched again, and lost with this process")
 	}
 	if d.journal, err = journal.Open(journal.Options{Dir: filepath.Join(o.DataDir, "journal")}); err != nil {

@@ -53,17 +53,19 @@ func Prepare(ctx context.Context, dir string) error {
 
 const maxLogged = 10
 
-// PrepareFile does for a key file what Prepare does for a folder; one that is missing
-// is no error.
-func PrepareFile(ctx context.Context, file string) error {
-	changed, err := own(file)
-	if changed {
-		klog.FromContext(ctx).Info("Mode or owner was mended", "path", file)
+// PrepareFile takes from a key file elsewhere what others have been given of it. It may
+// be a link, and of somebody else: then it is left as it is, and logged.
+func PrepareFile(ctx context.Context, file string) {
+	info, err := os.Stat(file)
+	if err != nil || info.Mode().Perm()&0o077 == 0 {
+		return // who reads it has the words for what is wrong
 	}
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
+	logger := klog.FromContext(ctx)
+	if err := os.Chmod(file, info.Mode().Perm()&0o600); err != nil {
+		logger.Error(err, "Others may read the key file", "path", file)
+		return
 	}
-	return err
+	logger.Info("Mode was mended", "path", file)
 }
 
 // own looks at what is open, not at a name behind which something else may be a moment

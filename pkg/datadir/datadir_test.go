@@ -111,11 +111,20 @@ func TestPrepareRefuses(t *testing.T) {
 
 func TestPrepareFile(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "key")
-	must(t, PrepareFile(t.Context(), file))
+	PrepareFile(t.Context(), file) // is missing
 	must(t, os.WriteFile(file, nil, 0o600))
-	must(t, os.Chmod(file, 0o644))
-	must(t, PrepareFile(t.Context(), file))
-	if info, err := os.Stat(file); err != nil || info.Mode().Perm() != 0o600 {
-		t.Errorf("mode %v, %v, want 0600", info.Mode(), err)
+	link := file + "-link"
+	must(t, os.Symlink(file, link))
+	for _, path := range []string{file, link} {
+		must(t, os.Chmod(file, 0o644))
+		PrepareFile(t.Context(), path)
+		if info, err := os.Stat(file); err != nil || info.Mode().Perm() != 0o600 {
+			t.Errorf("mode %v, %v, want 0600", info.Mode(), err)
+		}
+	}
+	must(t, os.Chmod(file, 0o400))
+	PrepareFile(t.Context(), file)
+	if info, err := os.Stat(file); err != nil || info.Mode().Perm() != 0o400 {
+		t.Errorf("mode %v, %v, want 0400 as it was", info.Mode(), err)
 	}
 }
