@@ -69,6 +69,16 @@ func (d *disk) openEvent(b []byte, place string) ([]byte, error) {
 	return d.sealer.Open(string(b[1:1+sealIDBytes]), b[1+sealIDBytes:], place)
 }
 
+// sealedNow reports whether an Event on disk is as sealEvent would leave it.
+func (d *disk) sealedNow(all bool) func(b []byte) bool {
+	return func(b []byte) bool {
+		if len(b) < 1+sealIDBytes || b[0] != sealedEvent {
+			return !all
+		}
+		return all && string(b[1:1+sealIDBytes]) == d.sealer.Current()
+	}
+}
+
 // podOnNode tells identity which pods there are.
 func podOnNode(c *cache.Cache) func(namespace, name, uid string) bool {
 	return func(namespace, name, uid string) bool {

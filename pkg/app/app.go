@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -89,11 +90,10 @@ func Run(ctx context.Context, o Options) (err error) {
 	if err != nil {
 		return err
 	}
-	box, err := newOutbox(o, d, up, isUnavailable, reg)
+	box, sendEvents, err := newOutbox(ctx, o, d, up, isUnavailable, reg)
 	if err != nil {
 		return err
 	}
-	_ = box.Load(ctx) // before the first request; what fails is tried again, and logged, by its Run
 	authenticator, err := identity.New(identity.Config{
 		ClientCAFile: o.ClientCAFile, Node: up.Node, Up: up.Up, Upstream: up, IsUnavailable: isUnavailable, Audiences: o.TokenAudiences, PodOnNode: podOnNode(store),
 		Verdicts: verdicts{store, up.Node}, OfflineMaxAge: o.OfflineTokenMaxAge, Registerer: reg,
@@ -101,11 +101,11 @@ func Run(ctx context.Context, o Options) (err error) {
 	if err != nil {
 		return err
 	}
-	address, err := newLinkLocal(ctx, o, reg)
+	address, listen, err := newLinkLocal(ctx, o, reg)
 	if err != nil {
 		return err
 	}
-	p, err := newProxy(o, ways{up, store, box, authenticator, serving.get, isUnavailable}, reg)
+	p, err := newProxy(o, ways{up, store, box, authenticator, serving.get, listen, isUnavailable}, reg)
 	if err != nil {
 		return err
 	}
@@ -113,6 +113,7 @@ func Run(ctx context.Context, o Options) (err error) {
 		{"upstream", func() error { return linkState(up) }},
 		{"journal", store.Ready},
 		{"encryption", func() error { return d.problem }},
+		{"outbox", func() error { return d.outboxProblem }},
 	})
 	if err != nil {
 		p.Close()
@@ -121,7 +122,7 @@ func Run(ctx context.Context, o Options) (err error) {
 	klog.FromContext(ctx).Info("Starting", "node", up.Node().GetName(), "servers", o.ServerURLs, "trustThisCA", filepath.Join(o.DataDir, "pki", "ca.crt"))
 	return runAll(ctx,
 		part{"proxy", p.Run}, // first to end: nothing may ask what follows any more
-		part{"outbox", box.Run},
+		part{"outbox", sendEvents},
 		part{"identity", authenticator.Run}, // which keeps things in the cache
 		part{"serving certificate", serving.run},
 		part{"link-local address", address},
@@ -149,10 +150,11 @@ type disk struct {
 	journal, outbox *journal.Journal
 	sealer          *seal.Sealer
 	problem         error // why the key file is not used; nil: it is
+	outboxProblem   error // why there is no outbox; nil: there is one
 }
 
-// openDisk does not fail for want of an encryption key: what is sealed is fetched
-// again then.
+// openDisk does not fail for want of an encryption key, since what is sealed is fetched
+// again then, nor for want of an outbox, which is the least of what is kept.
 func openDisk(ctx context.Context, o Options) (*disk, error) {
 	d, file := &disk{}, o.encryptionKeyFile()
 	datadir.PrepareFile(ctx, file)
@@ -164,47 +166,63 @@ func openDisk(ctx context.Context, o Options) (*disk, error) {
 	if d.journal, err = journal.Open(journal.Options{Dir: filepath.Join(o.DataDir, "journal")}); err != nil {
 		return nil, fmt.Errorf("open the journal: %w", err)
 	}
-	if d.outbox, err = journal.Open(journal.Options{Dir: filepath.Join(o.DataDir, "outbox")}); err != nil {
-		return nil, errors.Join(fmt.Errorf("open the outbox: %w", err), d.journal.Close())
+	if d.outbox, d.outboxProblem = journal.Open(journal.Options{Dir: filepath.Join(o.DataDir, "outbox")}); d.outboxProblem != nil {
+		klog.FromContext(ctx).Error(d.outboxProblem, "Outbox is not usable; while the link is down kubelet's Events are refused")
 	}
 	return d, nil
 }
 
-func (d *disk) close() error { return errors.Join(d.journal.Close(), d.outbox.Close()) }
+func (d *disk) close() error {
+	if d.outbox == nil {
+		return d.journal.Close()
+	}
+	return errors.Join(d.journal.Close(), d.outbox.Close())
+}
 
 // ways are what a request may pass.
 type ways struct {
 	up             *upstream.Upstream
 	cache          *cache.Cache
-	outbox         *outbox.Outbox
+	outbox         contract.Outbox // nil: none
 	authenticator  *identity.Authenticator
 	getCertificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)
+	listen         func(address string) (net.Listener, error)
 	isUnavailable  func(error) bool
 }
 
 // newProxy puts the ways of a request together: proxy, offline contract, cache.
 func newProxy(o Options, w ways, reg prometheus.Registerer) (*proxy.Proxy, error) {
 	offline, err := contract.New(contract.Config{
-		Next: w.cache, Unavailable: w.isUnavailable, Responses: responses{w.cache}, Outbox: events{w.outbox}, Node: w.up.Node,
+		Next: w.cache, Unavailable: w.isUnavailable, Responses: responses{w.cache}, Outbox: w.outbox, Node: w.up.Node,
 		MaxVerdictAge: o.OfflineVerdictMaxAge, Registerer: reg,
 	})
 	if err != nil {
 		return nil, err
 	}
 	return proxy.New(proxy.Config{
-		Addresses: o.addresses(), GetCertificate: w.getCertificate, Authenticator: w.authenticator, Transport: offline, Unavailable: w.isUnavailable,
+		Addresses: o.addresses(), Listen: w.listen, GetCertificate: w.getCertificate, Authenticator: w.authenticator, Transport: offline, Unavailable: w.isUnavailable,
 		MaxRequestsInFlight: o.MaxRequestsInFlight, MaxStreamsInFlight: o.MaxStreamsInFlight, MaxBodyBytes: o.MaxBodyBytes,
 		RequestTimeout: o.RequestTimeout, DrainTimeout: o.ShutdownDrainTimeout, Audit: o.AuditLog, Registerer: reg,
 	})
 }
 
-func newOutbox(o Options, d *disk, up *upstream.Upstream, isUnavailable func(error) bool, reg prometheus.Registerer) (*outbox.Outbox, error) {
+// newOutbox returns what keeps Events, nil if there is no place for them, and what sends
+// them.
+func newOutbox(ctx context.Context, o Options, d *disk, up *upstream.Upstream, isUnavailable func(error) bool, reg prometheus.Registerer) (contract.Outbox, func(context.Context) error, error) {
+	if d.outbox == nil {
+		return nil, untilDone, nil
+	}
 	cfg := outbox.Config{
 		Journal: d.outbox, Upstream: up, IsUnavailable: isUnavailable, Up: up.Up, Changed: up.Changed, Node: up.Node,
 		MaxEvents: o.OutboxMaxEvents, MaxBytes: o.OutboxMaxBytes, Registerer: reg,
 	}
-	cfg.Seal, cfg.Open = d.sealEvent(o.EncryptAll), d.openEvent
-	return outbox.New(cfg)
+	cfg.Seal, cfg.Open, cfg.Current = d.sealEvent(o.EncryptAll), d.openEvent, d.sealedNow(o.EncryptAll)
+	box, err := outbox.New(cfg)
+	if err != nil {
+		return nil, nil, err
+	}
+	_ = box.Load(ctx) // before the first request; what fails is tried again, and logged, by its Run
+	return events{box}, box.Run, nil
 }
 
 // serving is the serving certificate, and what keeps it.
@@ -232,18 +250,27 @@ func newServing(o Options, up *upstream.Upstream, reg prometheus.Registerer) (se
 	return serving{signed.GetCertificate, signed.Run}, nil
 }
 
-// newLinkLocal puts the address for pods in place and returns what keeps it there. An
-// address of loopback is there anyway.
-func newLinkLocal(ctx context.Context, o Options, reg prometheus.Registerer) (run func(context.Context) error, err error) {
+// newLinkLocal puts the address for pods in place and returns what keeps it there, and how
+// to listen on it: where it cannot be put in place yet, that must not keep kubelet from
+// being served. An address of loopback is there anyway.
+func newLinkLocal(ctx context.Context, o Options, reg prometheus.Registerer) (run func(context.Context) error, listen func(string) (net.Listener, error), err error) {
 	at, err := netip.ParseAddrPort(o.LinkLocalAddress)
 	if err != nil || o.LinkLocalInterface == "" || at.Addr().IsLoopback() {
-		return untilDone, nil //nolint:nilerr // there is none: Validate has seen it
+		return untilDone, nil, nil //nolint:nilerr // there is none: Validate has seen it
 	}
 	a, err := linklocal.New(linklocal.Config{Addr: at.Addr(), Interface: o.LinkLocalInterface, Registerer: reg})
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return a.Run, a.Ensure(ctx)
+	if err := a.Ensure(ctx); err != nil {
+		klog.FromContext(ctx).Error(err, "Pods with a network of their own cannot reach this node's edgehub yet")
+	}
+	return a.Run, func(address string) (net.Listener, error) {
+		if address == o.LinkLocalAddress {
+			return linklocal.Listen(ctx, address)
+		}
+		return net.Listen("tcp", address)
+	}, nil
 }
 
 func untilDone(ctx context.Context) error {

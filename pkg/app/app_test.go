@@ -291,6 +291,31 @@ func TestRunWithoutAKey(t *testing.T) {
 	}
 }
 
+// Events are the least of what is kept: without a place for them all else is served.
+func TestRunWithoutAnOutbox(t *testing.T) {
+	s := newSite(t)
+	if err := os.MkdirAll(s.options.DataDir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	write(t, filepath.Join(s.options.DataDir, "outbox"), nil)
+	client, stop := s.start(t)
+	if code, body := fetch(t, http.DefaultClient, "http://"+s.options.MetricsListenAddress+"/readyz?verbose"); code != 200 || !strings.Contains(body, "[-]outbox degraded") {
+		t.Errorf("GET /readyz?verbose = %d %q", code, body)
+	}
+	s.down.Store(true)
+	resp, err := client.Post("https://"+s.options.ListenAddress+"/api/v1/namespaces/a/events", "application/json", strings.NewReader(`{"metadata":{"name":"e"}}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	if resp.StatusCode/100 == 2 {
+		t.Errorf("POST of an Event = %d, and it is nowhere", resp.StatusCode)
+	}
+	if err := stop(); err != nil {
+		t.Errorf("Run() = %v", err)
+	}
+}
+
 func TestEncryptionKeyFile(t *testing.T) {
 	o := DefaultOptions()
 	o.DataDir = "/data"
@@ -333,12 +358,19 @@ func TestEventsAreSealed(t *testing.T) {
 		if err != nil || bytes.Contains(b, event) == all {
 			t.Errorf("sealEvent(%v) = %q, %v", all, b, err)
 		}
+		if now, other := d.sealedNow(all)(b), d.sealedNow(!all)(b); !now || other {
+			t.Errorf("sealedNow(%v) = %v, sealedNow(%v) = %v, want true, false", all, now, !all, other)
+		}
 		if got, err := d.openEvent(b, "here"); err != nil || !bytes.Equal(got, event) {
 			t.Errorf("openEvent() = %q, %v", got, err)
 		}
 		if _, err := d.openEvent(b, "there"); all != errors.Is(err, seal.ErrBroken) {
 			t.Errorf("openEvent() of another place: %v", err)
 		}
+	}
+	b, err := d.sealEvent(true)(event, "here")
+	if d = (&disk{sealer: seal.Ephemeral()}); err != nil || d.sealedNow(true)(b) {
+		t.Errorf("sealed with another key counts as sealed with this one, %v", err)
 	}
 	if len(d.sealer.Current()) != sealIDBytes {
 		t.Errorf("the name of a key has %d bytes, want %d", len(d.sealer.Current()), sealIDBytes)

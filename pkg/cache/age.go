@@ -89,8 +89,12 @@ func (l *log) confirm(id string) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if r := l.responses[id]; r != nil && l.noteworthy(time.Unix(r.Time, 0)) {
-		r.Time = l.c.now().Unix()
+	r := l.responses[id]
+	if r == nil {
+		return
+	}
+	if r.seen = l.c.now(); l.noteworthy(time.Unix(r.Time, 0)) {
+		r.Time = r.seen.Unix()
 		l.dirtyResp[id] = r
 		l.touch(false)
 	}

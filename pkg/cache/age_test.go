@@ -6,6 +6,7 @@ package cache
 import (
 	"net/http"
 	"path/filepath"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -161,4 +162,65 @@ func TestOfflineMaxAgeCostsTheNodeNothing(t *testing.T) {
 		clock.set(0)
 	}
 	h.stop()
+}
+
+// docs/offline.md: 24 h after the API server last showed it; only after a crash a quarter less.
+func TestAgeCountsFromTheLastTimeShown(t *testing.T) {
+	const hour = time.Hour
+	for _, path := range []string{"/api/v1/namespaces/a/configmaps", "/api/v1/namespaces/a/configmaps/c", "/version"} {
+		t.Run(path, func(t *testing.T) {
+			fs, key, server := memfs.New(), filepath.Join(t.TempDir(), "key"), newFakeServer()
+			server.put("configmaps/a/c", "x")
+			h, clock := agingHub(t, fs, server, key)
+			h.body(alice, path)
+			clock.set(5 * hour)
+			h.body(alice, path) // shown again
+			clock.set(25 * hour)
+			server.setDown(true)
+			resp, err := h.do(t.Context(), alice, path)
+			if err != nil || resp.StatusCode != http.StatusOK {
+				t.Errorf("20 h after it was last shown, no crash: %v, want 200", err)
+			}
+		})
+	}
+}
+
+// What a user other than the node was given is not given to it offline beyond its age; a token least of all.
+func TestTokenRequestHasAnAge(t *testing.T) {
+	fs, key, server := memfs.New(), filepath.Join(t.TempDir(), "key"), newFakeServer()
+	h, clock := agingHub(t, fs, server, key)
+	h.PutResponse(alice, "tokenrequest", "k", Response{ContentType: "text/plain", Body: []byte(tokenText), Time: h.now()})
+	clock.set(30 * 24 * time.Hour)
+	server.setDown(true)
+	if _, ok := h.Response(alice, "tokenrequest", "k"); ok {
+		t.Error("a month after the API server last gave it, a user still gets a token from the record")
+	}
+}
+
+// A watch that waits for its feed while the link goes down must not begin with a state that is too old.
+func TestStaleStateIsNotShownWhenTheLinkBreaksDuringAJoin(t *testing.T) {
+	const hour = time.Hour
+	const list = "/api/v1/namespaces/a/configmaps"
+	fs, key, server := memfs.New(), filepath.Join(t.TempDir(), "key"), newFakeServer()
+	server.put("configmaps/a/c", "x")
+	h, clock := agingHub(t, fs, server, key)
+	h.body(alice, list)
+	clock.set(500 * hour) // since then alice may have lost every right
+	server.setDown(true)
+	h.refusedGetOrUnavailable(alice, list, " by a list") // as it should be
+	server.mu.Lock()
+	server.refuse = func(*http.Request) int { return http.StatusServiceUnavailable } // an API server that is not ready yet
+	server.mu.Unlock()
+	server.setDown(false)
+	time.AfterFunc(200*time.Millisecond, func() { server.setDown(true) })
+	resp, err := h.do(t.Context(), alice, list+watchList)
+	if err != nil {
+		return
+	}
+	defer resp.Body.Close()
+	b := make([]byte, 64<<10)
+	n, _ := resp.Body.Read(b)
+	if resp.StatusCode == http.StatusOK && strings.Contains(string(b[:n]), `"c"`) {
+		t.Errorf("500 h after it was last shown (24 h are allowed), with the link down: %s", b[:n])
+	}
 }

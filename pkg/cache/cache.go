@@ -372,6 +372,7 @@ func (c *Cache) maintain(ctx context.Context) {
 		case <-housekeeping.C:
 			c.endIdleFeeds()
 			c.vouchAll()
+			c.replaceForeign()
 			c.evict()
 			c.forgetEmptyLogs()
 			continue

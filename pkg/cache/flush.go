@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/edgehub/edgehub/pkg/cache/journal"
-	"github.com/edgehub/edgehub/pkg/seal"
 )
 
 // maxBatchBytes is how much one append to the journal may hold. A scope with
@@ -51,11 +50,13 @@ func (g *group) sort() {
 }
 
 // flush writes what has changed, or, when more than two thirds of the log are
-// dead, the whole log anew. On an error everything stays dirty.
+// dead or it is to be sealed in another way, the whole log anew. If there is no room for
+// that, what has changed is appended all the same, unless only a new log makes sense. On
+// an error everything stays dirty.
 func (l *log) flush() error {
 	l.flushing.Lock()
 	defer l.flushing.Unlock()
-	whole := l.worthRewriting()
+	whole, must := l.worthRewriting()
 	l.mu.Lock()
 	if l.journal == nil {
 		l.due = time.Time{}
@@ -63,6 +64,7 @@ func (l *log) flush() error {
 		return nil
 	}
 	l.due = time.Time{}
+	dropped := l.dropped
 	groups := l.collect(whole)
 	if whole {
 		l.pinned = newPinnedView(l.journal.View(), l.seal)
@@ -82,7 +84,14 @@ func (l *log) flush() error {
 	l.mu.Lock()
 	before := l.unpin()
 	if err != nil {
-		l.restore(groups[done:], whole)
+		l.restore(groups[done:], whole && must)
+	}
+	if err != nil && whole && !must {
+		l.dropped = append(dropped, l.dropped...)
+		l.rewriteAfter = l.c.now().Add(rewriteRetry)
+	}
+	if err == nil && l.seal != l.wantedSeal() {
+		l.flushWithin(rewriteRetry) // what is left for later
 	}
 	l.mu.Unlock()
 	before.Close()
@@ -94,19 +103,23 @@ func (l *log) flush() error {
 
 // worthRewriting reports whether less than a third of the log is live. The
 // answer is looked for again when the log has grown by as much as is live.
-func (l *log) worthRewriting() bool {
+// Nothing else will do (must) where what is on disk is not to be gone on with.
+func (l *log) worthRewriting() (worth, must bool) {
 	l.mu.RLock()
-	next := l.nextCheck
+	next, after, reseal := l.nextCheck, l.rewriteAfter, l.seal != l.wantedSeal()
 	l.mu.RUnlock()
 	total, live := l.size()
-	if next >= 0 && total < max(next, minRewriteBytes) {
-		return false
+	if next >= 0 && (l.c.now().Before(after) || total < max(next, minRewriteBytes) && !reseal) {
+		return false, false
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.nextCheck = total + live/2
-	return next < 0 || total > 3*live
+	return next < 0 || reseal || total > 3*live, next < 0
 }
+
+// rewriteRetry is for how long no other rewrite is tried after one that failed.
+const rewriteRetry = 10 * time.Minute
 
 // minRewriteBytes is the size below which a log is not worth compacting.
 const minRewriteBytes = 1 << 20
@@ -177,6 +190,7 @@ func (s *scope) collect(whole bool) (group, bool) {
 }
 
 func (s *scope) objectItem(kind uint8, o *object) item {
+	o.seenOnDisk = o.seen
 	bare, ref := o.place()
 	return item{
 		scope: s, object: o, bare: bare, ref: ref,
@@ -263,7 +277,7 @@ func (l *log) restoreOthers(g group) {
 		switch {
 		case i.record == nil:
 			again = append(again, i.entry)
-		case l.responses[i.record.id()] == i.record:
+		case l.responses[i.record.id()] == i.record && i.record.body != nil:
 			l.dirtyResp[i.record.id()] = i.record
 		}
 	}
@@ -393,7 +407,7 @@ func (l *log) bodyOf(i *item, v *pinnedView, to string) (journal.Entry, error) {
 		if e.Body, err = v.Read(i.ref, nil); err == nil && v.seal != to {
 			e.Body, err = l.c.unseal(v.seal, e.Body, l.placeOf(i))
 		}
-		if errors.Is(err, journal.ErrDamaged) || errors.Is(err, journal.ErrUnknownRef) || errors.Is(err, seal.ErrBroken) {
+		if isDamage(err) {
 			l.forgetDamaged(*i)
 		}
 		if err != nil || v.seal == to {
@@ -477,7 +491,7 @@ func decodeObjectMeta(b []byte) (*object, error) {
 	if o.added == o.rv {
 		o.added = o.rv // one string for both
 	}
-	for _, n := range []*int64{&o.generation, &o.seen} {
+	for _, n := range []*int64{&o.generation, &o.seenOnDisk} {
 		v, w := binary.Varint(b)
 		if w <= 0 {
 			return nil, errObjectMeta
@@ -487,6 +501,7 @@ func decodeObjectMeta(b []byte) (*object, error) {
 	if len(b) > 0 || !validRV(o.rv) {
 		return nil, errObjectMeta
 	}
+	o.seen = o.seenOnDisk
 	return o, nil
 }
 

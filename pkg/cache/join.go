@@ -85,6 +85,9 @@ var (
 // refuse says offline what the API server says of options that contradict each
 // other.
 func (q *query) refuse() error {
+	if rv := q.opts.ResourceVersion; rv != "" && !validRV(rv) {
+		return apierrors.NewBadRequest("resourceVersion: Invalid value: " + strconv.Quote(rv))
+	}
 	var in internalversion.ListOptions
 	if err := internalversion.Convert_v1_ListOptions_To_internalversion_ListOptions(&q.opts, &in, nil); err != nil {
 		return apierrors.NewBadRequest(err.Error())
@@ -288,6 +291,8 @@ func (j *join) step(s *scope) (resp *http.Response, wait time.Duration, err erro
 		resp = f.refusal.response(j.c, j.req)
 	case f.over:
 		return j.pass()
+	case !f.live && s.complete && s.log.tooOld(s.seen):
+		return j.tooOld(up)
 	case j.q.resumes() && !j.list:
 		return j.resume(s, up)
 	case up && j.c.cfg.StrictInitialList && j.q.initialEvents() && j.q.opts.ResourceVersion == "":
@@ -315,6 +320,20 @@ func (j *join) step(s *scope) (resp *http.Response, wait time.Duration, err erro
 	}
 	f.release(j.as)
 	return resp, 0, err
+}
+
+// tooOld does not let a watch begin with a state that nobody has vouched for in time: the
+// API server may, or the feed once it is live.
+func (j *join) tooOld(up bool) (*http.Response, time.Duration, error) {
+	waited := j.c.now().Sub(j.since)
+	switch {
+	case !up:
+		j.feed.release(j.as)
+		return nil, 0, j.unshared(errNotRecorded(j.q))
+	case waited < joinPatience:
+		return nil, joinPatience - waited, nil
+	}
+	return j.pass()
 }
 
 // resume serves a watch that goes on from a resourceVersion. History that the

@@ -243,10 +243,15 @@ func errNarrow(s *scope, err error) error {
 	return e
 }
 
+// isDamage reports whether bytes on disk have gone bad for good.
+func isDamage(err error) bool {
+	return errors.Is(err, journal.ErrDamaged) || errors.Is(err, journal.ErrUnknownRef) || errors.Is(err, seal.ErrBroken)
+}
+
 // damagedRead makes a scope incomplete whose bytes on disk have gone bad. A file that
 // cannot be opened, as when there are too many, is another matter.
 func (s *scope) damagedRead(err error) {
-	if !errors.Is(err, journal.ErrDamaged) && !errors.Is(err, journal.ErrUnknownRef) && !errors.Is(err, seal.ErrBroken) {
+	if !isDamage(err) {
 		s.log.c.metrics.journalFailures.Inc()
 		return
 	}

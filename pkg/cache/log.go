@@ -58,10 +58,11 @@ type log struct {
 	pages     map[string]*page // by continue token
 	pageCount int64
 
-	due       time.Time // when to flush next; zero: nothing to flush
-	dropped   []journal.Entry
-	dirtyResp map[string]*record
-	nextCheck int64 // journal size at which compaction is considered next
+	due          time.Time // when to flush next; zero: nothing to flush
+	dropped      []journal.Entry
+	dirtyResp    map[string]*record
+	nextCheck    int64     // journal size at which compaction is considered next; -1: only a new log makes sense
+	rewriteAfter time.Time // no compaction before
 
 	flushing sync.Mutex // held over a flush, so that there is one at a time
 }

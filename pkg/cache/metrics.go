@@ -121,8 +121,13 @@ func (c *Cache) journalSize() (total, live int64) {
 func (c *Cache) logsToReseal() (n int) {
 	for _, l := range c.allLogs() {
 		l.mu.RLock()
-		n += btoi(l.seal != l.wantedSeal())
+		n += btoi(!l.loaded || l.seal != l.wantedSeal())
 		l.mu.RUnlock()
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for name := range c.onDisk {
+		n += btoi(c.logs[name] == nil) // not read yet
 	}
 	return n
 }

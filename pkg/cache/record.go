@@ -326,9 +326,10 @@ func (l *log) holdsVersion(rep codec.Representation, key string, begin []byte) b
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	s := l.single[rep]
-	if s == nil || s.objects[key] == nil || s.objects[key].rv != string(id.ResourceVersion) || l.noteworthy(time.Unix(s.objects[key].seen, 0)) {
+	if s == nil || s.objects[key] == nil || s.objects[key].rv != string(id.ResourceVersion) || l.noteworthy(time.Unix(s.objects[key].seenOnDisk, 0)) {
 		return false
 	}
+	s.objects[key].seen = l.c.now().Unix()
 	s.used = l.c.now()
 	return true
 }
@@ -371,8 +372,8 @@ func (l *log) keepObject(rep codec.Representation, shape codec.Shape, o *object)
 	s.used = l.c.now()
 	o.seen = s.used.Unix()
 	if old := s.objects[o.key]; old != nil && compareRV(old.rv, o.rv) >= 0 {
-		if l.noteworthy(time.Unix(old.seen, 0)) {
-			old.seen, s.dirty[o.key] = o.seen, old
+		if old.seen = o.seen; l.noteworthy(time.Unix(old.seenOnDisk, 0)) {
+			s.dirty[o.key] = old
 			l.touch(false)
 		}
 		return

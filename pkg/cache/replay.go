@@ -118,14 +118,16 @@ func (r *replay) response(e journal.Entry, ref journal.Ref) error {
 		delete(r.responses, m.id())
 		return nil
 	}
-	r.responses[m.id()] = &record{responseMeta: m, ref: ref, used: time.Unix(m.Time, 0)}
+	r.responses[m.id()] = &record{responseMeta: m, ref: ref, used: time.Unix(m.Time, 0), seen: time.Unix(m.Time, 0)}
 	return nil
 }
 
 // finish keeps what the replay can vouch for. A scope that may be short goes. The
 // caller holds the log's lock.
 func (r *replay) finish(logger klog.Logger) {
-	r.checkSeals(logger)
+	if r.checkSeals(logger) {
+		return
+	}
 	damaged := 0
 	for id, s := range r.byID {
 		if r.all || r.bad[id] || !s.single && !s.complete {
@@ -164,40 +166,63 @@ func (r *replay) finish(logger klog.Logger) {
 	}
 }
 
-// checkSeals finds out with which key the log is sealed. All of a log is sealed with
-// one; what is not, or with a key that nobody has, is as good as damaged. A log that
-// must be sealed does not hold anything in clear but what somebody has put there.
-func (r *replay) checkSeals(logger klog.Logger) {
-	l := r.l
-	usable := func(seal string) bool {
-		return l.c.cfg.Sealer.Knows(seal) || seal == "" && !l.name.secret()
+// replaceForeign lets go of what is sealed with a key that nobody has, while there is a
+// link: all of it can be fetched again.
+func (c *Cache) replaceForeign() {
+	for _, l := range c.allLogs() {
+		l.mu.Lock()
+		if l.seal != "" && !c.cfg.Sealer.Knows(l.seal) && c.cfg.Upstream.Up() {
+			l.rewriteSoon()
+		}
+		l.mu.Unlock()
 	}
-	found, want := map[string]bool{}, l.wantedSeal()
+}
+
+// checkSeals finds out with which key the log is sealed. All of a log is sealed with
+// one; what is not is as good as damaged. A log that must be sealed does not hold anything
+// in clear but what somebody has put there.
+//
+// What nobody has the key of is not shown, and stays on disk for as long as nothing is
+// written: the key may be back at the next start. It reports whether that is so.
+func (r *replay) checkSeals(logger klog.Logger) (foreign bool) {
+	l, want := r.l, r.l.wantedSeal()
+	found := map[string]bool{}
 	for _, s := range r.seals {
 		found[s] = true
 	}
 	for _, re := range r.responses {
 		found[re.Seal] = true
 	}
-	for _, s := range slices.Sorted(maps.Keys(found)) {
-		if usable(s) && l.seal != s && !found[want] {
-			l.seal = s
-			break
-		}
+	usable := func(seal string) bool {
+		return l.c.cfg.Sealer.Knows(seal) || seal == "" && !l.name.secret()
 	}
-	for id, s := range r.byID {
+	all := slices.Sorted(maps.Keys(found))
+	if n := slices.IndexFunc(all, usable); n >= 0 && !found[want] {
+		l.seal = all[n]
+	} else if len(all) == 1 && all[0] != "" && n < 0 {
+		logger.Info("Log is sealed with a key that is not there and will be fetched again", "resource", l.name.gvr().String(), "user", l.name.User)
+		l.c.metrics.damaged.Inc()
+		l.seal, l.nextCheck = all[0], -1 // only a new log can follow
+		r.byID, r.responses = nil, map[string]*record{}
+		return true
+	}
+	dropped := false
+	for id := range r.byID {
 		if r.seals[id] != l.seal {
-			logger.Info("Scope is sealed with a key that is not there and will be fetched again", "resource", l.name.gvr().String(), "user", l.name.User, "scope", s.key.String())
-			r.damaged(id)
+			r.damaged(id) // and finish rewrites
 		}
 	}
 	for id, re := range r.responses {
 		if re.Seal != l.seal {
 			l.c.metrics.damaged.Inc()
 			delete(r.responses, id)
+			dropped = true
 		}
 	}
-	if len(found) > 1 || len(found) == 1 && !found[want] {
+	if dropped {
 		l.rewriteSoon()
+	} else if l.seal != want {
+		l.touch(true)
 	}
+	return false
 }

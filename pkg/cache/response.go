@@ -30,6 +30,8 @@ type Response struct {
 	ETag        string
 	Body        []byte    // not to be changed
 	Time        time.Time // when it was recorded
+
+	seen time.Time // when the API server last said so
 }
 
 // responseMeta is what the disk says of a whole response besides its body.
@@ -50,6 +52,7 @@ type record struct {
 	body []byte // until it is on disk
 	ref  journal.Ref
 	used time.Time
+	seen time.Time // when the API server last said so; Time is what the disk knows of it
 }
 
 func (r *record) entry() journal.Entry {
@@ -61,7 +64,11 @@ func (r *record) entry() journal.Entry {
 }
 
 func (l *log) responsePlace(r *record) string {
-	return l.name.Identity + "\n" + l.name.gvr().String() + "\n" + l.name.Class + "\n" + r.id()
+	place := l.name.Identity + "\n" + l.name.gvr().String() + "\n" + l.name.Class + "\n" + r.id()
+	if l.name.Class != "" {
+		place += "\n" + strconv.FormatInt(r.Time, 10) // on which it depends for how long it holds
+	}
+	return place
 }
 
 // putResponse keeps a copy of a response, in place of an older one to the same question.
@@ -78,10 +85,10 @@ func (l *log) putResponse(m responseMeta, body []byte) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if r := l.responses[m.id()]; same && r == old.record && !l.noteworthy(time.Unix(r.Time, 0)) {
-		r.used = l.c.now()
+		r.used, r.seen = l.c.now(), time.Unix(m.Time, 0)
 		return
 	}
-	r := &record{responseMeta: m, body: append([]byte{}, body...), used: l.c.now()}
+	r := &record{responseMeta: m, body: append([]byte{}, body...), used: l.c.now(), seen: time.Unix(m.Time, 0)}
 	l.responses[m.id()] = r
 	l.limitResponses()
 	l.dirtyResp[m.id()] = r
@@ -191,6 +198,10 @@ func (l *log) response(m responseMeta) (Response, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	r := old.record
+	if err != nil && !isDamage(err) {
+		l.c.metrics.journalFailures.Inc() // there are too many open files, say: next time it may be read
+		return Response{}, false
+	}
 	if err != nil {
 		l.c.metrics.damaged.Inc()
 		if l.responses[m.id()] == r {
@@ -199,7 +210,7 @@ func (l *log) response(m responseMeta) (Response, bool) {
 		return Response{}, false
 	}
 	r.used = l.c.now()
-	return Response{ContentType: r.ContentType, ETag: r.ETag, Body: body, Time: time.Unix(r.Time, 0)}, true
+	return Response{ContentType: r.ContentType, ETag: r.ETag, Body: body, Time: time.Unix(r.Time, 0), seen: r.seen}, true
 }
 
 func (l *log) forgetResponse(r *record) {
@@ -222,10 +233,15 @@ func (c *Cache) PutResponse(u user.Info, class, key string, r Response) {
 	l.putResponse(responseMeta{Path: key, ContentType: r.ContentType, ETag: r.ETag, Time: r.Time.Unix()}, r.Body)
 }
 
-// Response returns what PutResponse has kept for that user, class and key.
+// Response returns what PutResponse has kept for that user, class and key, and is not too
+// old for that user.
 func (c *Cache) Response(u user.Info, class, key string) (Response, bool) {
 	l := c.logOf(logName{User: u.GetName(), Identity: identityOf(u, nil), Class: class})
-	return l.response(responseMeta{Path: key})
+	v, ok := l.response(responseMeta{Path: key})
+	if ok && l.tooOld(v.seen) {
+		return Response{}, false
+	}
+	return v, ok
 }
 
 // recordable reports whether a non-resource path is worth recording.
@@ -292,7 +308,7 @@ func (c *Cache) roundTripResponse(req *http.Request, name logName, accepted []co
 	if !ok {
 		r, ok = l.anyResponse(meta.Path, accepted)
 	}
-	if !ok || l.tooOld(r.Time) {
+	if !ok || l.tooOld(r.seen) {
 		return nil, err
 	}
 	return c.replayResponse(req, r), nil

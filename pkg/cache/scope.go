@@ -28,6 +28,7 @@ type object struct {
 	added      string // resourceVersion at which the scope first held the name
 	generation int64
 	seen       int64 // Unix seconds; of a single record: when the API server last showed it
+	seenOnDisk int64 // what the disk says of seen
 	size       int32 // bytes
 	deleted    bool
 

@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"encoding/base64"
 	"errors"
+	"fmt"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -161,6 +162,11 @@ func TestEncryptionKeyRotates(t *testing.T) {
 	v.want("before it could be written", v.shown(h), vaultAll)
 	v.fs.SetFault(nil)
 	v.flush(h)
+	if got := h.logsToReseal(); got != 2 {
+		t.Errorf("logsToReseal() = %d right after a rewrite that failed, want 2: there is no second one at once", got)
+	}
+	h.now = func() time.Time { return time.Now().Add(2 * rewriteRetry) }
+	v.flush(h)
 	if got := h.logsToReseal(); got != 0 {
 		t.Errorf("logsToReseal() = %d after a flush, want 0", got)
 	}
@@ -225,7 +231,8 @@ func TestClearTextIsNoSecret(t *testing.T) {
 	v.keys(1)
 	h := v.start()
 	for _, n := range []logName{{User: alice.GetName(), Identity: identityOf(alice, nil), Class: "tokenrequest"}, {User: alice.GetName(), Identity: identityOf(alice, nil), Version: "v1", Resource: "secrets"}} {
-		h.logOf(n).seal = "" // as a forger would write it
+		l := h.logOf(n)
+		l.seal, l.rewriteAfter = "", h.now().Add(time.Hour) // as a forger would write it
 	}
 	v.fill(h)
 	v.want("in clear", v.inClear(), []string{"configmap", "secret", "token", "version"})
@@ -235,4 +242,112 @@ func TestClearTextIsNoSecret(t *testing.T) {
 	v.flush(h)
 	h.stop()
 	v.want("in clear, later", v.inClear(), vaultOpen)
+}
+
+// A log that cannot be written anew for want of room is appended to with the old key (ADR 11).
+func TestRotationOnANearlyFullDiskStillAppends(t *testing.T) {
+	v := newVault(t)
+	v.keys(1)
+	for i := range 300 {
+		v.server.put(fmt.Sprintf("secrets/a/big%03d", i), strings.Repeat("x", 10<<10))
+	}
+	h := v.start()
+	v.fill(h)
+	h.stop()
+	v.keys(2, 1)
+	h = v.start()
+	// There is room for some hundred kilobytes, not for a second copy of 3 MB. Each try gets it back.
+	writes := 0
+	v.fs.SetFault(func(op memfs.Op) error {
+		if op.Name == "write" {
+			if writes++; writes > 20 {
+				return syscall.ENOSPC
+			}
+		}
+		return nil
+	})
+	h.body(alice, vaultSecrets) // nothing new
+	v.server.put("secrets/a/new", secretText)
+	h.body(alice, vaultSecrets)
+	for range 10 {
+		writes = 0
+		if h.flushAll(everything) == nil {
+			break
+		}
+	}
+	v.fs.SetFault(nil)
+	h.stop()
+	h = v.start() // after a crash
+	v.server.setDown(true)
+	if body := h.body(alice, vaultSecrets); !strings.Contains(body, `"new"`) {
+		t.Error("after ten flushes and a crash a new Secret is not on disk: nothing is appended while the log cannot be written anew")
+	}
+	h.stop()
+}
+
+// A verdict that cannot be read just now, for want of file descriptors, is not forgotten for ever.
+func TestTransientReadErrorForgetsNoRecord(t *testing.T) {
+	v := newVault(t)
+	v.keys(1)
+	h := v.start()
+	refused := Response{ContentType: "application/json", Body: []byte{1}, Time: time.Now()}
+	h.PutResponse(nodeUser, "verdict", "k", refused)
+	v.flush(h)
+	h.stop()
+	h = v.start()
+	v.fs.SetFault(func(op memfs.Op) error {
+		if op.Name == "open" {
+			return syscall.EMFILE
+		}
+		return nil
+	})
+	if _, ok := h.Response(nodeUser, "verdict", "k"); ok {
+		t.Skip("file was open")
+	}
+	v.fs.SetFault(nil)
+	if _, ok := h.Response(nodeUser, "verdict", "k"); !ok {
+		t.Error("the refusal of a token is gone for good after one EMFILE")
+	}
+	h.stop()
+}
+
+// A key that is away for one start (a medium that was mounted late) costs that start, not all that it sealed.
+func TestKeyThatComesBack(t *testing.T) {
+	v := newVault(t)
+	v.keys(1)
+	h := v.start()
+	v.fill(h)
+	h.stop()
+	v.keys(3) // as seal.New makes one when the file is not there, or Ephemeral
+	h = v.start()
+	v.server.setDown(true) // nothing can be fetched again
+	v.flush(h)
+	h.stop()
+	v.keys(1)
+	h = v.start()
+	v.want("when the key is back", v.shown(h), vaultAll)
+	h.stop()
+	v.keys(3)
+	h = v.start()
+	h.replaceForeign() // with a link
+	v.flush(h)
+	if got := h.logsToReseal(); got != 0 {
+		t.Errorf("logsToReseal() = %d, want 0: it can be fetched again", got)
+	}
+	h.stop()
+}
+
+// Before the logs are read, as right after the restart that the rotation begins with, nothing is said to be done.
+func TestLogsToResealBeforeTheyAreRead(t *testing.T) {
+	v := newVault(t)
+	v.keys(1)
+	h := v.start()
+	v.fill(h)
+	h.stop()
+	v.keys(2, 1)
+	h = coldHub(t, v.fs.Kill(), v.server, v.file)
+	if got := h.logsToReseal(); got == 0 {
+		t.Error("logsToReseal() = 0 and two logs on disk need the old key")
+	}
+	h.stop()
 }

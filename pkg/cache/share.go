@@ -80,7 +80,7 @@ func (s *shares) recorded(g *guest) bool {
 		gvr, rest, _ := strings.Cut(r.Path, "\n")
 		_, text, _ := strings.Cut(rest, "\n")
 		var key Key
-		if gvr == g.access.gvr.String() && !l.tooOld(time.Unix(r.Time, 0)) && json.Unmarshal([]byte(text), &key) == nil && key.covers(g.access.key) {
+		if gvr == g.access.gvr.String() && !l.tooOld(r.seen) && json.Unmarshal([]byte(text), &key) == nil && key.covers(g.access.key) {
 			return true
 		}
 	}

@@ -34,14 +34,23 @@ func Prepare(ctx context.Context, dir string) error {
 	}
 	mended := 0
 	err := filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
-		if err != nil {
-			return err
+		changed := false
+		if err == nil {
+			changed, err = own(path)
 		}
-		changed, err := own(path)
+		if err != nil && path != dir && !errors.Is(err, ErrNotOurs) {
+			// A bad sector, or gone meanwhile: who reads it knows what to do about it.
+			klog.FromContext(ctx).Error(err, "Mode and owner are not known", "path", path)
+			return nil
+		}
 		if changed {
-			if mended++; mended <= maxLogged {
-				klog.FromContext(ctx).Info("Mode or owner was mended", "path", path)
-			}
+			mended++
+		}
+		switch ext := filepath.Ext(path); {
+		case changed && (ext == ".key" || ext == ".pem"):
+			klog.FromContext(ctx).Info("Mode or owner of a key was mended: others may know it, replace it", "path", path)
+		case changed && mended <= maxLogged:
+			klog.FromContext(ctx).Info("Mode or owner was mended", "path", path)
 		}
 		return err
 	})
@@ -96,13 +105,17 @@ func own(path string) (changed bool, err error) {
 	default:
 		return false, fmt.Errorf("%s: %w: it is neither a file nor a folder", path, ErrNotOurs)
 	}
-	if uid := os.Geteuid(); int(st.Uid) != uid {
+	mode, uid := st.Mode&0o7777, os.Geteuid()
+	if st.Mode&unix.S_IFMT == unix.S_IFREG && st.Nlink > 1 && (int(st.Uid) != uid || mode&^most != 0) {
+		return false, fmt.Errorf("%s: %w: it has another name, which may be outside", path, ErrNotOurs)
+	}
+	if int(st.Uid) != uid {
 		if err := unix.Fchown(fd, uid, os.Getegid()); err != nil {
 			return false, fmt.Errorf("%s: %w: its owner is %d, and cannot be changed: %w", path, ErrNotOurs, st.Uid, err)
 		}
 		changed = true
 	}
-	if mode := st.Mode & 0o7777; mode&^most != 0 {
+	if mode&^most != 0 {
 		if err := unix.Fchmod(fd, mode&most); err != nil {
 			return changed, fmt.Errorf("%s: %w: its mode is %04o, and cannot be changed: %w", path, ErrNotOurs, mode, err)
 		}

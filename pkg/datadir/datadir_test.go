@@ -90,7 +90,11 @@ func TestPrepareRefuses(t *testing.T) {
 		"a symbolic link":         func(p string) error { return os.Symlink("/etc/passwd", p) },
 		"a broken symbolic link":  func(p string) error { return os.Symlink("/nowhere", p) },
 		"a symbolic link to here": func(p string) error { return os.Symlink(".", p) },
-		"a pipe":                  func(p string) error { return syscall.Mkfifo(p, 0o600) },
+		"a hard link to a file that others may read": func(p string) error {
+			outside := filepath.Join(t.TempDir(), "passwd")
+			return errors.Join(os.WriteFile(outside, nil, 0o600), os.Chmod(outside, 0o644), os.Link(outside, p))
+		},
+		"a pipe": func(p string) error { return syscall.Mkfifo(p, 0o600) },
 		"a socket": func(p string) error {
 			l, err := net.ListenUnix("unix", &net.UnixAddr{Name: p, Net: "unix"})
 			if err == nil {

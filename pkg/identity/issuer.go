@@ -33,6 +33,11 @@ const (
 	maxIssuerKeys  = 64
 	// clockLeeway is by how much this node's clock may differ from the issuer's.
 	clockLeeway = 10 * time.Second
+	// clockDoubt is by how much a clock may be wrong before a token that has expired by it
+	// is not remembered as refused.
+	clockDoubt = 24 * time.Hour
+	// issuerRetry is the least time between fetches out of turn.
+	issuerRetry = time.Minute
 )
 
 // issuerAlgorithms are those that an API server signs with, or an external signer
@@ -70,9 +75,10 @@ type issuer struct {
 	podOnNode func(namespace, name, uid string) bool
 	metrics   *metrics
 
-	mu     sync.Mutex
+	mu     sync.Mutex  // guards what follows
 	keys   *issuerKeys // nil: not known
 	loaded bool        // from the record
+	tried  time.Time   // to fetch them out of turn
 }
 
 func newIssuer(cfg Config, m *metrics) *issuer {
@@ -100,7 +106,10 @@ func parseIssuer(raw []byte) (*issuerKeys, error) {
 	if err := json.Unmarshal(raw, &k); err != nil {
 		return nil, err
 	}
-	return &k, k.check()
+	if err := k.check(); err != nil {
+		return nil, err
+	}
+	return &k, nil
 }
 
 func (k *issuerKeys) check() error {
@@ -220,15 +229,60 @@ type ref struct {
 	UID  string `json:"uid"`
 }
 
-// signed reports whether the issuer has signed a token that has not expired.
-func (i *issuer) signed(token string, now time.Time) bool {
-	_, _, err := i.verify(token, now)
-	return err == nil
+// signed reports whether the issuer has signed a token that, by whatever clock, may be
+// good now or later. Where the keys are not known yet they are fetched for that, once a
+// minute at most.
+func (i *issuer) signed(ctx context.Context, token string) bool {
+	now := time.Now()
+	if i.current() == nil && i.mayFetch(now) {
+		_ = i.fetch(ctx) // or run will
+	}
+	public, _, err := i.claims(token)
+	return err == nil && public.Expiry != nil && now.Sub(public.Expiry.Time()) < clockDoubt
+}
+
+// mayFetch reports whether another fetch out of turn is due.
+func (i *issuer) mayFetch(now time.Time) bool {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if since := now.Sub(i.tried); since >= 0 && since < issuerRetry {
+		return false
+	}
+	i.tried = now
+	return true
 }
 
 // verify checks signature, issuer, audience and times of a ServiceAccount's token.
 // ErrUnauthenticated: it is no good. errNoIssuer, errNoKey: nobody can say.
 func (i *issuer) verify(token string, now time.Time) (*jwt.Claims, *privateClaims, error) {
+	public, private, err := i.claims(token)
+	if err != nil {
+		return nil, nil, err
+	}
+	keys := i.current()
+	audiences := i.audiences
+	if len(audiences) == 0 {
+		audiences = []string{keys.Issuer}
+	}
+	expected := jwt.Expected{Issuer: keys.Issuer, AnyAudience: audiences, Time: now}
+	switch err := public.ValidateWithLeeway(expected, clockLeeway); {
+	case public.Expiry == nil || public.NotBefore == nil:
+		return nil, nil, errors.New("the token has no end or no beginning")
+	case errors.Is(err, jwt.ErrNotValidYet), errors.Is(err, jwt.ErrIssuedInTheFuture):
+		// More likely it is this node's clock that is wrong: it may be asked again.
+		return nil, nil, err
+	case errors.Is(err, jwt.ErrInvalidIssuer):
+		return nil, nil, err // the API server may accept others beside the one it names
+	case err != nil:
+		return nil, nil, fmt.Errorf("%w: %w", ErrUnauthenticated, err)
+	case !now.Before(public.Expiry.Time()):
+		return nil, nil, fmt.Errorf("%w: the token has expired", ErrUnauthenticated)
+	}
+	return public, private, nil
+}
+
+// claims are what a token says, if one of the recorded keys has signed it.
+func (i *issuer) claims(token string) (*jwt.Claims, *privateClaims, error) {
 	keys := i.current()
 	if keys == nil {
 		return nil, nil, errNoIssuer
@@ -247,24 +301,6 @@ func (i *issuer) verify(token string, now time.Time) (*jwt.Claims, *privateClaim
 	)
 	if !slices.ContainsFunc(matching, func(k jose.JSONWebKey) bool { return parsed.Claims(k.Key, &public, &private) == nil }) {
 		return nil, nil, fmt.Errorf("%w: the token's signature is wrong", ErrUnauthenticated)
-	}
-	audiences := i.audiences
-	if len(audiences) == 0 {
-		audiences = []string{keys.Issuer}
-	}
-	expected := jwt.Expected{Issuer: keys.Issuer, AnyAudience: audiences, Time: now}
-	switch err := public.ValidateWithLeeway(expected, clockLeeway); {
-	case public.Expiry == nil || public.NotBefore == nil:
-		return nil, nil, errors.New("the token has no end or no beginning")
-	case errors.Is(err, jwt.ErrNotValidYet), errors.Is(err, jwt.ErrIssuedInTheFuture):
-		// More likely it is this node's clock that is wrong: it may be asked again.
-		return nil, nil, err
-	case errors.Is(err, jwt.ErrInvalidIssuer):
-		return nil, nil, err // the API server may accept others beside the one it names
-	case err != nil:
-		return nil, nil, fmt.Errorf("%w: %w", ErrUnauthenticated, err)
-	case !now.Before(public.Expiry.Time()):
-		return nil, nil, fmt.Errorf("%w: the token has expired", ErrUnauthenticated)
 	}
 	return &public, &private, nil
 }

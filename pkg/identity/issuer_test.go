@@ -351,3 +351,38 @@ func TestIssuerIsFollowed(t *testing.T) {
 		}
 	})
 }
+
+// A token that the API server refused before the keys were fetched (they are asked for when the
+// program starts, clients come at the same moment; or the ClusterRole was bound later) stays refused.
+func TestRefusedBeforeTheKeysWereKnown(t *testing.T) {
+	own := newTestSigner(t, "k1")
+	f := newFixture(t)
+	token := own.sign(podClaims(private(map[string]any{"pod": nil, "node": nil})))
+	f.answer(issuerAnswers(own.set(), func(*http.Request) (*http.Response, error) { return answer(401, "{}"), nil }))
+	f.want(t, withToken(token), "", ErrUnauthenticated)
+	if err := f.issuer.fetch(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	f.down.Store(true)
+	f.restart(t)
+	f.want(t, withToken(token), "", ErrUnauthenticated)
+}
+
+// The same while this node's clock is still behind, as after a power cut: for the signature it does not matter.
+func TestRefusedWhileTheClockIsBehind(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		own := newTestSigner(t, "k1")
+		f := withIssuer(t, own.set())
+		f.down.Store(false)
+		f.answer(issuerAnswers(own.set(), func(*http.Request) (*http.Response, error) { return answer(401, "{}"), nil }))
+		nbf := time.Now().Add(clockLeeway + 2*time.Second)
+		claims := private(map[string]any{"pod": nil, "node": nil})
+		claims["nbf"], claims["iat"] = nbf.Unix(), nbf.Unix()
+		token := own.sign(podClaims(claims))
+		f.want(t, withToken(token), "", ErrUnauthenticated)
+		<-time.After(4 * time.Second) // the clock is put right
+		f.down.Store(true)
+		f.restart(t)
+		f.want(t, withToken(token), "", ErrUnauthenticated)
+	})
+}

@@ -191,7 +191,7 @@ func (t *tokens) judge(ctx context.Context, key, token string) (outcome, error) 
 		t.accept(ctx, key, verdict{user: u, exp: expOf(token), verified: time.Now()})
 		return outcome{user: u, how: byToken}, nil
 	case errors.Is(err, errRejected):
-		t.reject(key, token)
+		t.reject(ctx, key, token)
 		return outcome{}, fmt.Errorf("%w: %w", ErrUnauthenticated, err)
 	case errors.Is(err, errNoAnswer):
 		return t.offline(ctx, key, token, err)
@@ -229,14 +229,13 @@ func (t *tokens) saysNothingNew(raw []byte, now, old storedVerdict) bool {
 	return err == nil && bytes.Equal(raw, was)
 }
 
-func (t *tokens) reject(key, token string) {
-	now := time.Now()
+func (t *tokens) reject(ctx context.Context, key, token string) {
 	t.accepted.remove(key)
-	t.rejected.put(key, now)
+	t.rejected.put(key, time.Now())
 	// Only what is there, or could be taken for good by its signature: made up tokens
 	// must not cause writes.
 	raw, ok := t.verdicts.Load(key)
-	if ok && len(raw) > 0 || !ok && t.issuer.signed(token, now) {
+	if ok && len(raw) > 0 || !ok && t.issuer.signed(ctx, token) {
 		t.verdicts.Store(key, nil)
 	}
 }

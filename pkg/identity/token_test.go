@@ -464,7 +464,7 @@ func TestMemoryIsBounded(t *testing.T) {
 	f := newFixture(t)
 	for i := range maxAccepted + 10 {
 		f.tokens.accept(t.Context(), fmt.Sprint(i), verdict{user: reviewed("alice"), verified: time.Now()})
-		f.tokens.reject(fmt.Sprint("bad", i), "")
+		f.tokens.reject(t.Context(), fmt.Sprint("bad", i), "")
 	}
 	if a, r := f.tokens.accepted.len(), f.tokens.rejected.len(); a != maxAccepted || r != maxRejected {
 		t.Errorf("kept = %d accepted, %d rejected, want %d, %d", a, r, maxAccepted, maxRejected)

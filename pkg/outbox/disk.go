@@ -93,7 +93,7 @@ func (o *Outbox) load(ctx context.Context) error {
 	if lost > 0 {
 		logger.Info("Outbox is damaged on disk; the Events that are whole will be sent", "damages", lost, "events", len(o.queue))
 	}
-	if lost > 0 || len(r.damaged) > 0 || o.wasteful() {
+	if lost > 0 || len(r.damaged) > 0 || o.wasteful() || o.outdated() {
 		if err := o.rewrite(ctx); err != nil {
 			logger.Error(err, "Outbox could not be written anew")
 		}
@@ -134,6 +134,10 @@ func (r *replay) batch(entries []journal.Entry, refs []journal.Ref) {
 		r.last = max(r.last, it.Place)
 		switch e.Kind {
 		case entryPut:
+			if e := (Event{Group: it.Group, Namespace: it.Namespace, Name: it.Name, ContentType: it.ContentType}); e.check() != nil {
+				r.damagedScope(entries[i].Scope) // somebody else has written it
+				continue
+			}
 			r.items[it.key()] = it
 		case entryGone:
 			r.gone = max(r.gone, it.Place)
@@ -184,6 +188,31 @@ func (o *Outbox) wasteful() bool {
 	return dead > allowed
 }
 
+// outdated reports whether something waits that is to be sealed in another way. The
+// caller holds disk.
+func (o *Outbox) outdated() bool {
+	v := o.log.View()
+	defer v.Close()
+	var body []byte
+	return slices.ContainsFunc(o.queue, func(it *item) bool {
+		b, err := v.Read(it.ref, body[:0])
+		body = b
+		return err == nil && !o.cfg.Current(b)
+	})
+}
+
+// reseal returns a body of the disk as it would be sealed now.
+func (o *Outbox) reseal(it *item, b []byte) ([]byte, error) {
+	if o.cfg.Current(b) {
+		return b, nil
+	}
+	clear, err := o.cfg.Open(b, it.sealPlace())
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", errSealed, err)
+	}
+	return o.cfg.Seal(clear, it.sealPlace())
+}
+
 // rewrite makes the log consist of what waits. The caller holds disk.
 func (o *Outbox) rewrite(ctx context.Context) error {
 	v := o.log.View()
@@ -195,10 +224,13 @@ func (o *Outbox) rewrite(ctx context.Context) error {
 	refs, err := o.log.Rewrite(func(yield func(journal.Entry, error) bool) {
 		for _, it := range o.queue {
 			b, err := v.Read(it.ref, body[:0])
+			if err == nil {
+				body = b
+				b, err = o.reseal(it, b)
+			}
 			if isLost(err) {
 				continue
 			}
-			body = b
 			if !yield(it.entry(b), err) {
 				return
 			}

@@ -427,3 +427,39 @@ func TestSealed(t *testing.T) {
 		t.Errorf("Put() that cannot be sealed = %v, Empty() = %v, want an error, true", err, h.Empty())
 	}
 }
+
+// What waits is sealed anew at the next start, so that an old key is not needed any more.
+func TestSealedAnew(t *testing.T) {
+	s := newServer()
+	s.setUp(false)
+	with := func(key string) func(*Config) {
+		return func(c *Config) {
+			c.Seal = func(b []byte, place string) ([]byte, error) { return []byte(key + place + string(b)), nil }
+			c.Open = func(b []byte, place string) ([]byte, error) {
+				for _, k := range []string{"new ", "old "} {
+					if clear, ok := bytes.CutPrefix(b, []byte(k+place)); ok {
+						return clear, nil
+					}
+				}
+				return nil, errors.New("no key")
+			}
+			c.Current = func(b []byte) bool { return bytes.HasPrefix(b, []byte(key)) }
+		}
+	}
+	fs := memfs.New()
+	h := open(t, fs, s, with("old "))
+	h.put(t, event("a", "1"), event("b", "2"))
+	fs = h.fs.Kill()
+	h = open(t, fs, s, with("new "))
+	if err := h.Load(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range fs.Files() {
+		if bytes.Contains(fs.ReadFile(f), []byte("old ")) {
+			t.Errorf("%s holds something sealed with the old key", f)
+		}
+	}
+	if d := cmp.Diff([]string{"1", "2"}, h.waiting(t)); d != "" {
+		t.Errorf("waiting (-want +got):\n%s", d)
+	}
+}

@@ -64,6 +64,9 @@ type Config struct {
 	// Seal and Open encrypt the bodies on disk. What was sealed for one place must
 	// not open in another. Both nil: bodies are in clear.
 	Seal, Open func(b []byte, place string) ([]byte, error)
+	// Current reports whether a body on disk is as Seal would leave it now; what is not
+	// is written anew by Load. Nil: all are.
+	Current func(b []byte) bool
 
 	// MaxEvents and MaxBytes, of the bodies as they are on disk, bound the queue:
 	// beyond them the oldest Events are dropped. Defaults 2,000 and 8 MiB. The disk
@@ -85,6 +88,9 @@ func (c *Config) complete() error {
 	if c.Seal == nil {
 		asIs := func(b []byte, _ string) ([]byte, error) { return b, nil }
 		c.Seal, c.Open = asIs, asIs
+	}
+	if c.Current == nil {
+		c.Current = func([]byte) bool { return true }
 	}
 	if c.MaxEvents == 0 {
 		c.MaxEvents = defaultMaxEvents

@@ -407,3 +407,52 @@ func TestRunTriesAgainToRead(t *testing.T) {
 		wantPosts(t, h.server, "1")
 	})
 }
+
+// Answers that are no 500 must not use up the 500s of an Event: one 500 after an API server that
+// was busy for ten minutes loses it.
+func TestOneInternalErrorAfterBusyIsNotTheLast(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := open(t, memfs.New(), newServer())
+		n := 0
+		h.server.setAnswer(func(*http.Request, string) (*http.Response, error) {
+			n++
+			switch {
+			case n <= maxInternalErrors:
+				return reply(503, ""), nil
+			case n == maxInternalErrors+1:
+				return reply(500, ""), nil // the first
+			}
+			return reply(201, ""), nil
+		})
+		h.put(t, event("a", "1"))
+		h.run(t)
+		pass(time.Hour)
+		if h.sent(rejected) != 0 || h.sent(created) != 1 {
+			t.Errorf("%d rejected, %d created; want 0 and 1: it was answered 500 once", h.sent(rejected), h.sent(created))
+		}
+	})
+}
+
+// An Event on which a webhook hangs as long as one may (30 s) must not hold up all others for ever.
+func TestHangingEventDoesNotBlockForEver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := open(t, memfs.New(), newServer())
+		h.server.setAnswer(func(req *http.Request, body string) (*http.Response, error) {
+			if body == "bad" {
+				select {
+				case <-req.Context().Done():
+					return nil, req.Context().Err()
+				case <-time.After(30*time.Second + 50*time.Millisecond): // webhook timeoutSeconds: 30, then 500
+					return reply(500, ""), nil
+				}
+			}
+			return reply(201, ""), nil
+		})
+		h.put(t, event("a", "bad"), event("b", "good"))
+		h.run(t)
+		pass(24 * time.Hour)
+		if !slices.Contains(h.server.got(), "good") {
+			t.Errorf("after a day with the link up the second Event was never sent: the first was tried %d times", len(h.server.got()))
+		}
+	})
+}

@@ -32,8 +32,8 @@ const (
 	// maxRetryAfter is how long an answer may ask to wait.
 	maxRetryAfter = time.Minute
 
-	// maxInternalErrors is how often an Event may be answered 500 in a row: a webhook that
-	// fails for one Event must not hold up all others for ever.
+	// maxInternalErrors is how often in a row an Event may be answered 500, or not within
+	// sendTimeout: a webhook that fails for one must not hold up all others for ever.
 	maxInternalErrors = 20
 
 	// noteWithin is when the disk is told at the latest what was sent.
@@ -49,6 +49,7 @@ const (
 	rejected = "rejected"
 )
 
+// errInternal is what may be one Event's fault: something fails, or hangs, over it.
 var errInternal = errors.New("internal error of the API server")
 
 // Run sends what waits until ctx ends, and returns nil then. What has gone wrong
@@ -105,8 +106,12 @@ func (o *Outbox) tryNote(ctx context.Context) bool {
 // sendAll sends one Event after the other until ctx ends.
 func (o *Outbox) sendAll(ctx context.Context) {
 	logger := klog.FromContext(ctx)
+	internal := 0 // errors in a row
 	for tries := 0; o.ready(ctx); {
-		after, err := o.sendOldest(ctx, tries >= maxInternalErrors)
+		after, err := o.sendOldest(ctx, internal >= maxInternalErrors)
+		if internal++; !errors.Is(err, errInternal) {
+			internal = 0
+		}
 		if err == nil {
 			tries = 0
 			continue
@@ -164,13 +169,16 @@ func (o *Outbox) sendOldest(ctx context.Context, last bool) (after time.Duration
 
 // post sends an Event and reads the answer.
 func (o *Outbox) post(ctx context.Context, it *item, body []byte) (result string, after time.Duration, err error) {
-	ctx, cancel := context.WithTimeout(ctx, sendTimeout)
+	ctx, cancel := context.WithTimeoutCause(ctx, sendTimeout, errInternal)
 	defer cancel()
 	req, err := o.request(ctx, it, body)
 	if err != nil {
 		return "", 0, fmt.Errorf("send event: %w", err)
 	}
 	resp, err := o.cfg.Upstream.RoundTrip(req)
+	if err != nil && errors.Is(context.Cause(ctx), errInternal) {
+		return "", 0, fmt.Errorf("send event: %w: no answer after %v", errInternal, sendTimeout)
+	}
 	if err != nil {
 		return "", 0, fmt.Errorf("send event: %w", err)
 	}

@@ -6,6 +6,7 @@ package proxy
 import (
 	"net"
 	"net/http"
+	"sync"
 	"sync/atomic"
 
 	"golang.org/x/time/rate"
@@ -13,10 +14,16 @@ import (
 )
 
 const (
-	// auditPerSecond and auditBurst bound each kind of line: a flood of requests must
-	// not fill the disk, nor push the other kind aside.
-	auditPerSecond = 20
-	auditBurst     = 200
+	// auditPerSecond and auditBurst bound the lines that say the same of the same user:
+	// what somebody does must not be hidden by what it, or another, does often.
+	auditPerSecond = 2
+	auditBurst     = 50
+	// auditAllPerSecond and auditAllBurst bound all lines of a kind: a flood must not fill
+	// the disk.
+	auditAllPerSecond = 200
+	auditAllBurst     = 2000
+	// maxAuditSubjects is how many different lines are told apart.
+	maxAuditSubjects = 2000
 	// maxAuditValue bounds what a client chooses in a line.
 	maxAuditValue = 256
 )
@@ -31,15 +38,36 @@ type audit struct {
 // An auditKind is bounded by itself.
 type auditKind struct {
 	message    string
-	limiter    *rate.Limiter
+	all        *rate.Limiter
 	suppressed atomic.Int64 // since the last line
+
+	mu       sync.Mutex // guards what follows
+	subjects map[auditSubject]*rate.Limiter
+}
+
+// An auditSubject is what makes lines the same: all from closed sets but the user.
+type auditSubject struct{ user, verb, resource, code string }
+
+// allow reports whether another line may be written.
+func (k *auditKind) allow(s auditSubject) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	l := k.subjects[s]
+	if l == nil {
+		if len(k.subjects) >= maxAuditSubjects {
+			clear(k.subjects)
+		}
+		l = rate.NewLimiter(auditPerSecond, auditBurst)
+		k.subjects[s] = l
+	}
+	return l.Allow() && k.all.Allow()
 }
 
 func newAudit(m *metrics) *audit {
 	a := &audit{metrics: m}
 	a.answered.message, a.refused.message = "Audit: answered from this node", "Audit: refused"
 	for _, k := range []*auditKind{&a.answered, &a.refused} {
-		k.limiter = rate.NewLimiter(auditPerSecond, auditBurst)
+		k.all, k.subjects = rate.NewLimiter(auditAllPerSecond, auditAllBurst), map[auditSubject]*rate.Limiter{}
 	}
 	return a
 }
@@ -99,7 +127,11 @@ func (a *audit) tell(req *http.Request, r *response, code string) {
 	if k == nil {
 		return
 	}
-	if !k.limiter.Allow() {
+	subject := auditSubject{user: r.user, code: code}
+	if r.info != nil {
+		subject.verb, subject.resource = labels(r.info)
+	}
+	if !k.allow(subject) {
 		k.suppressed.Add(1)
 		a.metrics.auditSuppressed.Inc()
 		return

@@ -5,8 +5,10 @@ package proxy
 
 import (
 	"bufio"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -139,12 +141,12 @@ type breaksOff struct{}
 func (breaksOff) Read([]byte) (int, error) { return 0, errLinkDown }
 func (breaksOff) Close() error             { return nil }
 
-// A flood of one kind is bounded, and leaves room for the other; what was left out is
-// counted.
+// A flood is bounded, and hides neither what others do nor what the same user does beside
+// it; what was left out is counted.
 func TestAuditIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cfg := config(transportFunc(func(req *http.Request) (*http.Response, error) {
-			if req.URL.Path == "/version" {
+			if req.URL.Path == "/version" || strings.HasSuffix(req.URL.Path, "/secrets") {
 				resp := reply(200, "{}")
 				resp.Header.Set(SourceHeader, "replay")
 				return resp, nil
@@ -154,23 +156,29 @@ func TestAuditIsBounded(t *testing.T) {
 		reg := prometheus.NewPedanticRegistry()
 		cfg.Audit, cfg.Registerer = true, reg
 		h := handler(t, cfg)
-		flood := make([]string, 1000)
-		for i := range flood {
-			flood[i] = "GET /api/v1/pods HTTP/1.1\nHost: x"
+		const get = " HTTP/1.1\nHost: x"
+		for _, path := range []string{"/version", "/api/v1/pods"} {
+			if lines, _ := audited(t, h, slices.Repeat([]string{"GET " + path + get}, 1000)...); len(lines) != auditBurst {
+				t.Errorf("%d lines of a flood of %s, want %d", len(lines), path, auditBurst)
+			}
 		}
-		if lines, _ := audited(t, h, flood...); len(lines) != auditBurst {
-			t.Errorf("%d lines of a flood, want %d", len(lines), auditBurst)
-		}
-		if lines, _ := audited(t, h, "GET /version HTTP/1.1\nHost: x"); len(lines) != 1 {
-			t.Error("a flood of refusals pushes an answer aside")
+		if lines, _ := audited(t, h, "GET /api/v1/namespaces/kube-system/secrets"+get); len(lines) != 1 {
+			t.Error("noise pushes the line of a list of Secrets aside")
 		}
 		<-time.After(time.Second)
-		lines, _ := audited(t, h, flood[0])
+		lines, _ := audited(t, h, "GET /api/v1/pods"+get)
 		if len(lines) != 1 || lines[0]["suppressed"] != int64(1000-auditBurst) {
-			t.Errorf("after the flood: %v, want 800 suppressed", lines)
+			t.Errorf("after the flood: %v, want %d suppressed", lines, 1000-auditBurst)
 		}
-		if got := suppressed(t, reg); got != 1000-auditBurst {
-			t.Errorf("suppressed = %v, want 800", got)
+		if got := suppressed(t, reg); got != 2*(1000-auditBurst) {
+			t.Errorf("suppressed = %v, want %v", got, 2*(1000-auditBurst))
+		}
+		var everything []string
+		for i := range 2 * maxAuditSubjects {
+			everything = append(everything, fmt.Sprintf("M%d /api/v1/pods", i)+get)
+		}
+		if lines, _ := audited(t, h, everything...); len(lines) > auditAllBurst {
+			t.Errorf("%d lines of a flood of everything, want at most %d", len(lines), auditAllBurst)
 		}
 	})
 }

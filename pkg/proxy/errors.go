@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
+	"os"
 	"strconv"
 	"strings"
 	"time"
@@ -36,6 +37,9 @@ func newOffline(cause error) error {
 	return &statusError{StatusError: s, cause: cause}
 }
 
+// errBody means that the client's body could not be read to its end.
+var errBody = errors.New("the body of the request cannot be read")
+
 var errPanic = apierrors.NewInternalError(errors.New("edgehub: a bug was met while serving this request"))
 
 func isStatus(err error) bool {
@@ -55,8 +59,10 @@ func statusOf(err error) metav1.Status {
 		return asStatus.Status()
 	case errors.As(err, &tooLarge):
 		return apierrors.NewRequestEntityTooLargeError("limit is " + strconv.FormatInt(tooLarge.Limit, 10) + " bytes").Status()
-	case errors.Is(err, context.DeadlineExceeded):
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):
 		return apierrors.NewTimeoutError("edgehub: the request took longer than it may", 0).Status()
+	case errors.Is(err, errBody):
+		return apierrors.NewBadRequest(errBody.Error()).Status()
 	}
 	return metav1.Status{
 		Status:  metav1.StatusFailure,
@@ -75,7 +81,8 @@ func statusOf(err error) metav1.Status {
 // its Content-Type, and so does the API server for what fails early.
 func writeError(w http.ResponseWriter, req *http.Request, err error) {
 	logger := klog.FromContext(req.Context())
-	if errors.Is(req.Context().Err(), context.Canceled) {
+	// With HTTP/1 net/http takes a body that was not read in time for a client that has gone.
+	if errors.Is(req.Context().Err(), context.Canceled) && !errors.Is(err, os.ErrDeadlineExceeded) {
 		logger.V(4).Info("Client went away", "cause", err.Error())
 		panic(http.ErrAbortHandler)
 	}

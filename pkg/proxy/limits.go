@@ -5,12 +5,17 @@ package proxy
 
 import (
 	"context"
+	"fmt"
+	"io"
 	"net/http"
 	"net/url"
+	"slices"
 	"sync"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/endpoints/request"
 )
 
 // WithDeadline bounds requests that end by themselves. A client may ask for less
@@ -35,6 +40,12 @@ func WithDeadline(limit time.Duration) Middleware {
 			}
 			ctx, cancel := context.WithTimeout(req.Context(), timeout)
 			defer cancel()
+			if req.ContentLength != 0 {
+				// net/http does not know of the context while it reads. Nor is the deadline taken
+				// back: what is left of a body that nobody has read is read by net/http, and
+				// for the next request it sets its own.
+				_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(timeout)) // not with a writer of a test
+			}
 			next.ServeHTTP(w, req.WithContext(ctx))
 		})
 	}
@@ -48,25 +59,83 @@ func askedTimeout(u *url.URL) string {
 }
 
 // WithMaxInFlight bounds how many requests, and apart from them how many streams,
-// are served at once. One more is answered 429 and may try again after a second.
-// The limits hold for the handlers made by one call of this function.
+// are served at once. One more is answered 429 and may try again after a second. The
+// node has places of its own, as many, and nobody else may have more than half of the
+// others': a single caller must not starve the rest, kubelet least of all. The limits
+// hold for the handlers made by one call of this function.
 func WithMaxInFlight(requests, streams int, m *metrics) Middleware {
-	requestPlaces, streamPlaces := make(chan struct{}, requests), make(chan struct{}, streams)
+	requestPlaces, streamPlaces := newPlaces(requests), newPlaces(streams)
 	return func(next http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-			places, reason := requestPlaces, "requests_limit"
+			p, reason := requestPlaces, "requests_limit"
 			if isLongRunning(req) {
-				places, reason = streamPlaces, "streams_limit"
+				p, reason = streamPlaces, "streams_limit"
 			}
-			select {
-			case places <- struct{}{}:
-				defer func() { <-places }()
-				next.ServeHTTP(w, req)
-			default:
+			u, _ := request.UserFrom(req.Context())
+			if !p.take(u) {
 				m.refused.WithLabelValues(reason).Inc()
 				writeError(w, req, apierrors.NewTooManyRequests("edgehub: too many requests in flight, try again", 1))
+				return
 			}
+			defer p.give(u)
+			next.ServeHTTP(w, req)
 		})
+	}
+}
+
+// places are how many of a kind may be served at once.
+type places struct {
+	limit int
+
+	mu           sync.Mutex // guards what follows
+	node, others int
+	byUser       map[string]int // of others
+}
+
+func newPlaces(limit int) *places { return &places{limit: limit, byUser: map[string]int{}} }
+
+// isNode reports whether u is a node: only this one is let in by its certificate, and no
+// other user has that group.
+func isNode(u user.Info) bool { return u != nil && slices.Contains(u.GetGroups(), user.NodesGroup) }
+
+func nameOf(u user.Info) string {
+	if u == nil {
+		return ""
+	}
+	return u.GetName()
+}
+
+func (p *places) take(u user.Info) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if isNode(u) {
+		if p.node >= p.limit {
+			return false
+		}
+		p.node++
+		return true
+	}
+	name := nameOf(u)
+	if p.others >= p.limit || p.byUser[name] >= (p.limit+1)/2 {
+		return false
+	}
+	p.others++
+	p.byUser[name]++
+	return true
+}
+
+func (p *places) give(u user.Info) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if isNode(u) {
+		p.node--
+		return
+	}
+	p.others--
+	if name := nameOf(u); p.byUser[name] == 1 {
+		delete(p.byUser, name)
+	} else {
+		p.byUser[name]--
 	}
 }
 
@@ -85,12 +154,23 @@ func WithMaxBody(limit int64) Middleware {
 			}
 			if req.ContentLength != 0 { // with HTTP/2 there is a Body even where there is none
 				r := *req
-				r.Body = http.MaxBytesReader(w, req.Body, limit)
+				r.Body = clientBody{http.MaxBytesReader(w, req.Body, limit)}
 				req = &r
 			}
 			next.ServeHTTP(w, req)
 		})
 	}
+}
+
+// A clientBody tells a body that the client has broken from an answer that is.
+type clientBody struct{ io.ReadCloser }
+
+func (b clientBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if err != nil && err != io.EOF { //nolint:errorlint // io.Reader says that it is this very value
+		err = fmt.Errorf("%w: %w", errBody, err)
+	}
+	return n, err
 }
 
 // WithDrain lets shutdown wait for requests that end by themselves, and end streams.

@@ -51,6 +51,8 @@ type Config struct {
 	// Addresses are bound by New, host:port. Each gets limits of its own, so that
 	// clients of one cannot starve those of another.
 	Addresses []string
+	// Listen makes the listener of an address. Nil: net.Listen.
+	Listen func(address string) (net.Listener, error)
 	// GetCertificate is called for every TLS handshake.
 	GetCertificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)
 	// Authenticator says who is calling.
@@ -84,6 +86,9 @@ type Config struct {
 func (c *Config) setDefaults() {
 	if c.Unavailable == nil {
 		c.Unavailable = func(error) bool { return false }
+	}
+	if c.Listen == nil {
+		c.Listen = func(address string) (net.Listener, error) { return net.Listen("tcp", address) }
 	}
 	if c.Ready == nil {
 		c.Ready = func() error { return nil }
@@ -127,7 +132,7 @@ func New(cfg Config) (*Proxy, error) {
 	}
 	p := newProxy(cfg)
 	for _, address := range cfg.Addresses {
-		l, err := net.Listen("tcp", address)
+		l, err := cfg.Listen(address)
 		if err != nil {
 			p.Close()
 			return nil, fmt.Errorf("listen on %s: %w", address, err)
@@ -188,13 +193,15 @@ func (p *Proxy) server(base context.Context) *http.Server {
 	protocols.SetHTTP1(true)
 	protocols.SetHTTP2(true)
 	return &http.Server{
-		Handler:           p.handler(errorLog),
-		BaseContext:       func(net.Listener) context.Context { return base },
-		ErrorLog:          errorLog,
-		Protocols:         protocols,
-		MaxHeaderBytes:    maxHeaderBytes,
-		ReadHeaderTimeout: readHeaderTimeout,
-		IdleTimeout:       idleTimeout,
+		Handler:     p.handler(errorLog),
+		BaseContext: func(net.Listener) context.Context { return base },
+		ErrorLog:    errorLog,
+		// OPTIONS * is a request like any other one.
+		DisableGeneralOptionsHandler: true,
+		Protocols:                    protocols,
+		MaxHeaderBytes:               maxHeaderBytes,
+		ReadHeaderTimeout:            readHeaderTimeout,
+		IdleTimeout:                  idleTimeout,
 		// No ReadTimeout and no WriteTimeout: they would end watches. Requests that
 		// end by themselves have WithDeadline.
 		HTTP2: &http.HTTP2Config{

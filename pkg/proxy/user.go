@@ -28,10 +28,14 @@ type Authenticator interface {
 // unavailable turns errors that mean so into a 503 Status.
 func WithUser(a Authenticator, unavailable func(error) error) Middleware {
 	return func(next http.Handler) http.Handler {
-		return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-			u, err := a.Authenticate(req)
+		return http.HandlerFunc(func(w http.ResponseWriter, whole *http.Request) {
+			var u user.Info
+			req, err := identity.NormalizeWebSocketToken(whole)
+			if err == nil {
+				u, err = a.Authenticate(req)
+			}
 			if err != nil {
-				writeError(w, req, identityStatus(req, unavailable(err)))
+				writeError(w, whole, identityStatus(whole, unavailable(err)))
 				return
 			}
 			if u == nil {

@@ -191,8 +191,12 @@ func makeKey(file string) ([]byte, error) {
 	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
 		return nil, err
 	}
-	if err := os.Link(f.Name(), file); err != nil {
+	if err := os.Link(f.Name(), file); errors.Is(err, fs.ErrExist) {
 		return nil, err
+	} else if err != nil { // a file system without links, such as a stick's
+		if err := os.Rename(f.Name(), file); err != nil {
+			return nil, err
+		}
 	}
 	d, err := os.Open(dir)
 	if err != nil {

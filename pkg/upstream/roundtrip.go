@@ -107,6 +107,13 @@ func isUpgrade(h http.Header) bool {
 	return h.Get("Upgrade") != "" && httpguts.HeaderValuesContainsToken(h["Connection"], "Upgrade")
 }
 
+// isReview reports whether a request asks whose its token is. Anybody can make up a token,
+// and kube-apiserver ends an HTTP/2 connection on which it has answered 401: these have
+// connections of their own, so that nobody ends those of others.
+func isReview(req *http.Request) bool {
+	return req.URL.Path == "/apis/authentication.k8s.io/v1/selfsubjectreviews"
+}
+
 func closeBody(req *http.Request) {
 	if req.Body != nil {
 		_ = req.Body.Close() // the caller's own
@@ -119,7 +126,7 @@ func (x *session) roundTrip(req *http.Request, bearer bool) (*http.Response, err
 	ctx, cancel := context.WithCancelCause(req.Context())
 	stop := context.AfterFunc(x.ctx, func() { cancel(context.Cause(x.ctx)) })
 	e := &exchange{session: x, caller: req.Context(), release: func() { stop(); cancel(nil) }}
-	resp, err := x.transport(bearer, upgrade).RoundTrip(e.outgoing(ctx, req, upgrade))
+	resp, err := x.transport(bearer, upgrade || bearer && isReview(req)).RoundTrip(e.outgoing(ctx, req, upgrade))
 	if err != nil {
 		err = e.translate(err)
 		e.release()

@@ -39,7 +39,7 @@ type dialFunc func(ctx context.Context, network, address string) (net.Conn, erro
 // certificate, nor the other way round, so these never mix.
 type pools struct {
 	node, bearer               *http.Transport // HTTP/2
-	nodeUpgrade, bearerUpgrade *http.Transport // HTTP/1.1, one request a connection
+	nodeUpgrade, bearerUpgrade *http.Transport // HTTP/1.1, one request a connection; bearerUpgrade is for reviews, too
 }
 
 func newPools(cfg *Config, creds *credentials, dial dialFunc, suspect func()) *pools {
