@@ -148,7 +148,7 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 
 	fs.IntVar(&o.OutboxMaxEvents, "outbox-max-events", o.OutboxMaxEvents, "Most Events of kubelet's that wait for the link; beyond, the oldest go.")
 	fs.Int64Var(&o.OutboxMaxBytes, "outbox-max-bytes", o.OutboxMaxBytes, "Most bytes of Events that wait for the link; beyond, the oldest go.")
-	fs.BoolVar(&o.AuditLog, "audit-log", o.AuditLog, "Log a line for each request that is answered from this node or refused, some hundred at once and 20 a second at most.")
+	fs.BoolVar(&o.AuditLog, "audit-log", o.AuditLog, "Log a line for each request that is answered from this node or refused; of those that say the same of the same user 2 a second, after the first 50.")
 
 	klogFlags := flag.NewFlagSet("klog", flag.ContinueOnError)
 	klog.InitFlags(klogFlags)
