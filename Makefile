@@ -2,6 +2,8 @@
 SHELL := /bin/bash
 GOLANGCI_LINT := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 FUZZTIME ?= 30s
+# Packages that are tested at once: most of their time is spent waiting for links to be found down.
+TESTS_AT_ONCE ?= 3
 
 .PHONY: help
 help: ## this list
@@ -19,7 +21,7 @@ binaries: ## what the tests run against (etcd, Kubernetes), built once into .bin
 .PHONY: test
 test: binaries ## go vet and every test, with the race detector
 	go vet ./...
-	go test -race -timeout 30m ./...
+	go test -race -timeout 30m -p $(TESTS_AT_ONCE) ./...
 
 .PHONY: demo
 demo: ## a node is cut off, restarted, and comes back: with a real API server and kubelet
