@@ -21,9 +21,11 @@ import (
 	"github.com/google/go-cmp/cmp"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"github.com/edgehub/edgehub/test/clock"
 	"github.com/edgehub/edgehub/test/controlplane"
 	"github.com/edgehub/edgehub/test/node"
 	"github.com/edgehub/edgehub/test/process"
@@ -37,6 +39,8 @@ const (
 	// lookEvery is how often the runtime is asked: each time costs a process, and
 	// what is measured shares the machine with it.
 	lookEvery = 300 * time.Millisecond
+	// bootsEach is how often a node is booted to see how long that takes.
+	bootsEach = 2
 )
 
 // A realNode is a rig with a real kubelet on containerd.
@@ -183,13 +187,13 @@ func (t took) String() string {
 	return fmt.Sprintf("first pod after %v, all after %v", round(t.first), round(t.all))
 }
 
-// reboots boots the node twice, looks into the containers each time, and returns
+// reboots boots the node bootsEach times, looks into the containers each time, and returns
 // the better time: what else the machine does at the moment tells more than what is
 // measured.
 func (n *realNode) reboots(withHub bool) took {
 	n.t.Helper()
 	var best took
-	for range 2 {
+	for range bootsEach {
 		containers, t := n.reboot(withHub)
 		n.checkContents(containers)
 		n.t.Logf("one reboot: %v", t)
@@ -238,9 +242,13 @@ func TestKubelet(t *testing.T) {
 	n := newRealNode(t, newRig(t, nil))
 	n.online()
 	before := n.ids()
+	prometheus := n.newScraper("prometheus")
+	prometheus.wants(http.StatusOK)
 
 	n.phase("cut; edgehub and kubelet are killed and started")
+	cut := time.Now()
 	n.cut()
+	prometheus.wants(http.StatusOK)
 	n.kill()
 	if d := cmp.Diff(before, n.ids()); d != "" {
 		t.Errorf("containers changed when edgehub and kubelet were killed (-before +after):\n%s", d)
@@ -261,6 +269,7 @@ func TestKubelet(t *testing.T) {
 		t.Errorf("containers changed when edgehub and kubelet were started while cut (-before +after):\n%s", d)
 	}
 	n.checkReplays()
+	n.checkScrapes(prometheus)
 	n.notReady()
 	if d := cmp.Diff(before, n.ids()); d != "" {
 		t.Errorf("containers changed while the node was cut (-before +after):\n%s", d)
@@ -278,6 +287,7 @@ func TestKubelet(t *testing.T) {
 	n.back(healed)
 	n.checkNoLists(healed)
 	n.checkNoneDeleted()
+	n.checkStarted(cut)
 
 	n.phase("online, without edgehub; the node is booted anew")
 	n.must(controlplane.WriteKubeconfig(filepath.Join(n.dir, "kubeconfig"), n.direct))
@@ -289,14 +299,14 @@ func TestKubelet(t *testing.T) {
 }
 
 // A node is booted anew after the link has been cut for two hours, by the clock of
-// the recorded tokens: see an olderTokens for what stands for the two hours.
+// the recorded tokens: see clock.OlderTokens for what stands for the two hours.
 func TestKubeletTwoHours(t *testing.T) {
 	alone(t)
 	const ago = 2 * time.Hour
-	tokens := &olderTokens{age: ago}
-	n := newRealNode(t, newRig(t, tokens.start))
+	tokens := &clock.OlderTokens{Age: ago}
+	n := newRealNode(t, newRig(t, tokens.Start))
 	n.online()
-	if got := tokens.count(); got < realPods {
+	if got := tokens.Count(); got < realPods {
 		t.Fatalf("%d tokens were made older, want at least %d", got, realPods)
 	}
 
@@ -306,11 +316,11 @@ func TestKubeletTwoHours(t *testing.T) {
 	mounted := n.checkContents(containers)
 	n.poll("kubelet has all its pods again", n.runs(n.client, n.kubelet.URL()))
 	for i, token := range mounted {
-		claims, err := claimsOf(token)
+		claims, err := clock.ClaimsOf(token)
 		n.must(err)
 		// Two hours old: due for renewal at 80 % of an hour, and good for a year.
-		if age := time.Since(claims.time("iat")); age < ago || time.Until(claims.time("exp")) < 24*time.Hour {
-			t.Errorf("pod %s: its token is of %v ago and expires at %v", n.pods[i].Name, age, claims.time("exp"))
+		if age := time.Since(claims.Time("iat")); age < ago || time.Until(claims.Time("exp")) < 24*time.Hour {
+			t.Errorf("pod %s: its token is of %v ago and expires at %v", n.pods[i].Name, age, claims.Time("exp"))
 		}
 	}
 	n.checkReplays()
@@ -340,7 +350,7 @@ func TestKubeletTwoHours(t *testing.T) {
 func (n *realNode) checkRecordedExpired() {
 	n.t.Helper()
 	c := rest.CopyConfig(n.config)
-	c.ContentType, c.AcceptContentTypes = protobufType, protobufType
+	c.ContentType, c.AcceptContentTypes = runtime.ContentTypeProtobuf, runtime.ContentTypeProtobuf
 	client, err := kubernetes.NewForConfig(c)
 	n.must(err)
 	seconds := int64(3607)

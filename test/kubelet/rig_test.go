@@ -57,7 +57,7 @@ type rig struct {
 
 // newRig starts everything but the kubelet. via makes, from the control plane,
 // the address that the link leads to; nil: the API server.
-func newRig(t *testing.T, via func(*testing.T, *controlplane.ControlPlane, *rest.Config) string) *rig {
+func newRig(t *testing.T, via func(testing.TB, *controlplane.ControlPlane, *rest.Config) string) *rig {
 	t.Helper()
 	ctx := t.Context()
 	cp := controlplane.New(t, controlplane.Config{Audit: true, ControllerManager: true})

@@ -47,7 +47,7 @@ type Hub struct {
 // NewHub builds the hub, once in a test process, and returns one that is not
 // started. Start waits until /readyz of its metrics listener answers 200.
 func NewHub(ctx context.Context, c HubConfig) (*Hub, error) {
-	path, err := buildHub(ctx)
+	path, err := BuildHub(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -189,9 +189,9 @@ var hubBuild struct {
 	path string
 }
 
-// buildHub builds cmd/edgehub into .bin. GOFLAGS makes it another build, such as
-// -race or -cover.
-func buildHub(ctx context.Context) (string, error) {
+// BuildHub builds cmd/edgehub into .bin, once in a test process, and returns its
+// path. GOFLAGS makes it another build, such as -race or -cover.
+func BuildHub(ctx context.Context) (string, error) {
 	hubBuild.Lock()
 	defer hubBuild.Unlock()
 	if hubBuild.path != "" {

@@ -10,7 +10,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path/filepath"
+	"os"
 	"slices"
 	"testing"
 	"time"
@@ -48,8 +48,6 @@ type Rig struct {
 	Link         *link.Link
 	Hub          *node.Hub
 	Node         *rest.Config // the node's own identity, directly
-
-	hubs int // made so far
 }
 
 // New starts a control plane with audit, the namespaces a and b, the node and a
@@ -57,21 +55,28 @@ type Rig struct {
 func New(t testing.TB, users []controlplane.StaticUser, hubArgs ...string) *Rig {
 	t.Helper()
 	ctx := t.Context()
-	r := &Rig{T: t}
-	r.ControlPlane = controlplane.New(t, controlplane.Config{Audit: true, Users: users})
-	var err error
-	r.Link, err = link.New(ctx, r.ControlPlane.Addr())
-	r.Must(err)
-	t.Cleanup(r.Link.Close)
-	r.Node, err = r.ControlPlane.NodeConfig(NodeName)
-	r.Must(err)
+	r := On(t, controlplane.New(t, controlplane.Config{Audit: true, Users: users}))
 	r.Hub = r.NewHub(hubArgs...)
 	for _, ns := range []string{"a", "b"} {
 		r.Must(r.ControlPlane.CreateNamespace(ctx, ns))
 	}
-	_, err = r.ControlPlane.Client.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: NodeName}}, metav1.CreateOptions{})
+	_, err := r.ControlPlane.Client.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: NodeName}}, metav1.CreateOptions{})
 	r.Must(err)
 	r.makeWidgets()
+	return r
+}
+
+// On makes a rig of a control plane that is there, which may be shared with other
+// tests: with a link of its own, and without a hub.
+func On(t testing.TB, cp *controlplane.ControlPlane) *Rig {
+	t.Helper()
+	r := &Rig{T: t, ControlPlane: cp}
+	var err error
+	r.Link, err = link.New(t.Context(), cp.Addr())
+	r.Must(err)
+	t.Cleanup(r.Link.Close)
+	r.Node, err = cp.NodeConfig(NodeName)
+	r.Must(err)
 	return r
 }
 
@@ -79,9 +84,10 @@ func New(t testing.TB, users []controlplane.StaticUser, hubArgs ...string) *Rig 
 // which a test that fails keeps with the control plane's.
 func (r *Rig) NewHub(args ...string) *node.Hub {
 	r.T.Helper()
-	r.hubs++
+	dir, err := os.MkdirTemp(r.ControlPlane.Dir(), "hub-")
+	r.Must(err)
 	hub, err := node.NewHub(r.T.Context(), node.HubConfig{
-		Dir:        filepath.Join(r.ControlPlane.Dir(), fmt.Sprintf("hub-%d", r.hubs)),
+		Dir:        dir,
 		ServerURLs: []string{r.Link.URL()}, ServerCAFile: r.ControlPlane.CAFile(), CertFile: r.Node.CertFile, KeyFile: r.Node.KeyFile, Args: args,
 	})
 	r.Must(err)

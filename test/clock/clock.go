@@ -1,7 +1,9 @@
 // Copyright The edgehub Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package kubelet
+// Package clock moves time for tests that cannot wait: what the API server hands out
+// is made older on its way.
+package clock
 
 import (
 	"bytes"
@@ -37,10 +39,8 @@ import (
 	"github.com/edgehub/edgehub/test/controlplane"
 )
 
-const protobufType = "application/vnd.kubernetes.protobuf"
-
-// olderTokens stands between link and API server, and makes the tokens that the
-// API server hands out older by age: status.expirationTimestamp of the answer, and
+// OlderTokens stands between link and API server, and makes the tokens that the
+// API server hands out older by Age: status.expirationTimestamp of the answer, and
 // the claims iat, nbf, exp and warnafter of the token, which is signed anew with
 // the API server's own key. What edgehub records is thus, in every bit that knows
 // a time, what it would have recorded that long ago: a token whose hour is over,
@@ -49,19 +49,20 @@ const protobufType = "application/vnd.kubernetes.protobuf"
 // So nobody waits, and no clock is changed. What is not simulated: edgehub's own
 // note of when it recorded an answer, which only matters after 24 hours, and the
 // age of certificates.
-type olderTokens struct {
-	age  time.Duration
+type OlderTokens struct {
+	Age time.Duration
+
 	done atomic.Int64
 	key  *ecdsa.PrivateKey
-	t    *testing.T
+	t    testing.TB
 }
 
-// count returns how many tokens were made older.
-func (o *olderTokens) count() int { return int(o.done.Load()) }
+// Count returns how many tokens were made older.
+func (o *OlderTokens) Count() int { return int(o.done.Load()) }
 
-// start serves for the length of the test, and returns the address. It serves with
-// the API server's certificate and asks it with the node's.
-func (o *olderTokens) start(t *testing.T, cp *controlplane.ControlPlane, nodeConfig *rest.Config) string {
+// Start serves for the length of the test, and returns the address. It serves with
+// the API server's certificate and asks it with the node's, whoever asks.
+func (o *OlderTokens) Start(t testing.TB, cp *controlplane.ControlPlane, nodeConfig *rest.Config) string {
 	t.Helper()
 	pki := func(name string) string { return filepath.Join(cp.Dir(), "pki", name) }
 	o.t = t
@@ -100,7 +101,7 @@ func (o *olderTokens) start(t *testing.T, cp *controlplane.ControlPlane, nodeCon
 }
 
 // modify makes the token in an answer older.
-func (o *olderTokens) modify(resp *http.Response) error {
+func (o *OlderTokens) modify(resp *http.Response) error {
 	if resp.Request.Method != http.MethodPost || !strings.HasSuffix(resp.Request.URL.Path, "/token") || resp.StatusCode != http.StatusCreated {
 		return nil
 	}
@@ -120,7 +121,7 @@ func (o *olderTokens) modify(resp *http.Response) error {
 	return nil
 }
 
-func (o *olderTokens) rewrite(contentType string, body []byte) ([]byte, error) {
+func (o *OlderTokens) rewrite(contentType string, body []byte) ([]byte, error) {
 	object, _, err := scheme.Codecs.UniversalDeserializer().Decode(body, nil, nil)
 	if err != nil {
 		return nil, err
@@ -129,7 +130,7 @@ func (o *olderTokens) rewrite(contentType string, body []byte) ([]byte, error) {
 	if !ok {
 		return nil, fmt.Errorf("a %T is no TokenRequest", object)
 	}
-	request.Status.ExpirationTimestamp.Time = request.Status.ExpirationTimestamp.Add(-o.age)
+	request.Status.ExpirationTimestamp.Time = request.Status.ExpirationTimestamp.Add(-o.Age)
 	if request.Status.Token, err = o.resign(request.Status.Token); err != nil {
 		return nil, err
 	}
@@ -140,16 +141,18 @@ func (o *olderTokens) rewrite(contentType string, body []byte) ([]byte, error) {
 	return runtime.Encode(scheme.Codecs.EncoderForVersion(info.Serializer, authenticationv1.SchemeGroupVersion), request)
 }
 
-// claims are those of a token.
-type claims map[string]any
+// Claims are those of a token.
+type Claims map[string]any
 
-func (c claims) time(name string) time.Time {
+// Time returns a claim that is a time.
+func (c Claims) Time(name string) time.Time {
 	n, _ := c[name].(json.Number)
 	seconds, _ := n.Int64()
 	return time.Unix(seconds, 0)
 }
 
-func claimsOf(token string) (claims, error) {
+// ClaimsOf reads the claims of a token, without a look at its signature.
+func ClaimsOf(token string) (Claims, error) {
 	parts := strings.Split(token, ".")
 	if len(parts) != 3 {
 		return nil, fmt.Errorf("a token has %d parts", len(parts))
@@ -160,25 +163,25 @@ func claimsOf(token string) (claims, error) {
 	}
 	d := json.NewDecoder(bytes.NewReader(payload))
 	d.UseNumber()
-	c := claims{}
+	c := Claims{}
 	return c, d.Decode(&c)
 }
 
 // resign moves the times of a token and signs it (ES256).
-func (o *olderTokens) resign(token string) (string, error) {
-	c, err := claimsOf(token)
+func (o *OlderTokens) resign(token string) (string, error) {
+	c, err := ClaimsOf(token)
 	if err != nil {
 		return "", err
 	}
 	private, _ := c["kubernetes.io"].(map[string]any)
 	for _, in := range []struct {
-		claims claims
+		claims Claims
 		name   string
 	}{{c, "iat"}, {c, "nbf"}, {c, "exp"}, {private, "warnafter"}} {
 		if _, ok := in.claims[in.name]; !ok {
 			return "", fmt.Errorf("the token has no claim %s", in.name)
 		}
-		in.claims[in.name] = in.claims.time(in.name).Add(-o.age).Unix()
+		in.claims[in.name] = in.claims.Time(in.name).Add(-o.Age).Unix()
 	}
 	payload, err := json.Marshal(c)
 	if err != nil {
