@@ -167,7 +167,7 @@ func requests() (all []request) {
 // leak returns a secret value that is in the text.
 func (c *cast) leak(text string) string {
 	for _, v := range c.secrets {
-		for _, form := range disguises(v) {
+		for _, form := range rig.Disguises(v) {
 			if strings.Contains(text, form) {
 				return v
 			}
