@@ -233,6 +233,9 @@ type ref struct {
 // good now or later. Where the keys are not known yet they are fetched for that, once a
 // minute at most.
 func (i *issuer) signed(ctx context.Context, token string) bool {
+	if _, err := jwt.ParseSigned(token, issuerAlgorithms); err != nil {
+		return false
+	}
 	now := time.Now()
 	if i.current() == nil && i.mayFetch(now) {
 		_ = i.fetch(ctx) // or run will

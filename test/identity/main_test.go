@@ -61,7 +61,7 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, err)
 		code = 1
 	}
-	os.Exit(code)
+	os.Exit(code) //nolint:forbidigo // TestMain is main here
 }
 
 // endShared keeps the logs after a failure.

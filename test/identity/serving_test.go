@@ -156,8 +156,8 @@ func (s *site) checkSigned() {
 	}
 	request := filepath.Join(s.Hub.DataDir(), "pki", "signed-request.pem")
 	s.Must(process.Poll(s.T.Context(), "the request is not on disk any more", func(context.Context) error {
-		if _, err := os.Stat(request); !errors.Is(err, os.ErrNotExist) {
-			return fmt.Errorf("%s: %v", request, err)
+		if _, err := os.Stat(request); err == nil {
+			return errors.New("it is")
 		}
 		return nil
 	}))

@@ -741,3 +741,28 @@ func FuzzDecode(f *testing.F) {
 		}
 	})
 }
+
+// A GET whose representation is recorded from an older state must not drop the overlay
+// that stands on the newer record.
+func TestNodeOverlayOutlivesOlderRecord(t *testing.T) {
+	w := newWorld(t)
+	w.down = true
+	node := func(rv string) string {
+		return `{"kind":"Node","apiVersion":"v1","metadata":{"name":"n1","uid":"u","resourceVersion":"` + rv + `"},"status":{}}`
+	}
+	const path = "/api/v1/nodes/n1"
+	w.records[path] = node("20") // what a client that takes JSON, too, is shown
+	patch := ask{user: self, method: http.MethodPatch, target: path + "/status", contentType: "application/merge-patch+json", body: `{"status":{"phase":"Running"}}`}
+	if resp, body, err := w.do(patch); err != nil || resp.StatusCode != http.StatusOK {
+		t.Fatalf("PATCH = %v, %q, %v", resp, body, err)
+	}
+	w.records[path] = node("10") // what one that takes protobuf only is shown: it was recorded before
+	if _, _, err := w.do(ask{user: self, method: http.MethodGet, target: path}); err != nil {
+		t.Fatal(err)
+	}
+	w.records[path] = node("20")
+	_, body, err := w.do(ask{user: self, method: http.MethodGet, target: path})
+	if err != nil || !strings.Contains(body, `"phase":"Running"`) {
+		t.Errorf("GET after the GET of an older record = %q, %v, want the patched Node", body, err)
+	}
+}

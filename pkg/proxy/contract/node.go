@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	kjson "k8s.io/apimachinery/pkg/util/json"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
 	"k8s.io/apiserver/pkg/endpoints/request"
 )
@@ -59,14 +60,26 @@ func (c *Contract) getNode(req *http.Request) (*http.Response, error) {
 	if err != nil { // a Table or the metadata alone: shown as recorded
 		return resp, nil
 	}
-	if resourceVersion(recorded) != c.node.base {
-		c.node.base, c.node.node = "", nil
+	overlay := c.node.over(recorded)
+	if overlay == nil {
 		return resp, nil
 	}
-	if local := nodeAnswer(req, c.node.node); local != nil {
+	if local := nodeAnswer(req, overlay); local != nil {
 		return local, nil
 	}
 	return resp, nil
+}
+
+// over returns the overlay, unless what is recorded is newer than what it stands on: then
+// it falls. In another representation the record may be older. The caller holds mu.
+func (o *nodeOverlay) over(recorded []byte) []byte {
+	if o.node == nil {
+		return nil
+	}
+	if order, err := resourceversion.CompareResourceVersion(resourceVersion(recorded), o.base); err != nil || order > 0 {
+		o.base, o.node = "", nil
+	}
+	return o.node
 }
 
 // patchNodeStatus merges a status patch that cannot be sent. Without an answer to
@@ -91,8 +104,8 @@ func (c *Contract) patchNodeStatus(req *http.Request) (*http.Response, error) {
 		return nil, err
 	}
 	base, current := resourceVersion(recorded), recorded
-	if c.node.node != nil && c.node.base == base {
-		current = c.node.node
+	if overlay := c.node.over(recorded); overlay != nil {
+		base, current = c.node.base, overlay
 	}
 	patched, patchErr := patchStatus(current, patch, merge)
 	if patchErr == nil && len(patched) > c.maxNodeBytes {
