@@ -73,6 +73,22 @@ func (h *hub) refusedGet(code int, u user.Info, path string) {
 	h.refused(code, func() (*http.Response, error) { return h.do(h.t.Context(), u, path) })
 }
 
+// Offline a resourceVersion means what it means at the API server.
+func TestOfflineResourceVersions(t *testing.T) {
+	server := newFakeServer()
+	server.put("configmaps/a/one", "1")
+	h := startHub(t, t.TempDir(), server)
+	const path = "/api/v1/namespaces/a/configmaps"
+	h.body(alice, path)
+	server.setDown(true)
+	for _, rv := range []string{"", "?resourceVersion=0", "?resourceVersion=0&resourceVersionMatch=NotOlderThan", "?resourceVersion=100"} {
+		if got := texts(t, h.body(alice, path+rv)); !cmp.Equal(got, []string{"a/one=1"}) {
+			t.Errorf("%s = %v, want the recorded list", rv, got)
+		}
+	}
+	h.refusedGet(http.StatusBadRequest, alice, path+"?resourceVersion=junk")
+}
+
 func TestUnknownIs503(t *testing.T) {
 	server := newFakeServer()
 	server.put("configmaps/a/one", "1")

@@ -85,7 +85,7 @@ var (
 // refuse says offline what the API server says of options that contradict each
 // other.
 func (q *query) refuse() error {
-	if rv := q.opts.ResourceVersion; rv != "" && !validRV(rv) {
+	if rv := q.opts.ResourceVersion; rv != "" && rv != "0" && !validRV(rv) {
 		return apierrors.NewBadRequest("resourceVersion: Invalid value: " + strconv.Quote(rv))
 	}
 	var in internalversion.ListOptions

@@ -63,18 +63,27 @@ func Prepare(ctx context.Context, dir string) error {
 const maxLogged = 10
 
 // PrepareFile takes from a key file elsewhere what others have been given of it. It may
-// be a link, and of somebody else: then it is left as it is, and logged.
+// be a link. Where that cannot be changed, as on a medium that is read-only, it is left as
+// it is, and logged.
 func PrepareFile(ctx context.Context, file string) {
-	info, err := os.Stat(file)
-	if err != nil || info.Mode().Perm()&0o077 == 0 {
+	var st unix.Stat_t
+	if err := unix.Stat(file, &st); err != nil {
 		return // who reads it has the words for what is wrong
 	}
+	mode, uid := os.FileMode(st.Mode&0o777), os.Geteuid()
+	if mode&0o077 == 0 && int(st.Uid) == uid {
+		return
+	}
+	err := os.Chown(file, uid, os.Getegid())
+	if mode&0o077 != 0 {
+		err = errors.Join(err, os.Chmod(file, mode&0o600))
+	}
 	logger := klog.FromContext(ctx)
-	if err := os.Chmod(file, info.Mode().Perm()&0o600); err != nil {
+	if err != nil {
 		logger.Error(err, "Others may read the key file", "path", file)
 		return
 	}
-	logger.Info("Mode was mended", "path", file)
+	logger.Info("Mode or owner of the key file was mended: others may know it, replace it", "path", file)
 }
 
 // own looks at what is open, not at a name behind which something else may be a moment

@@ -95,7 +95,7 @@ func sameItems(a, b string) bool {
 	return true
 }
 
-const certificateLife = 15 * time.Second
+const certificateLife = 20 * time.Second
 
 // testExpiredHub is the usual case: the hub has kubelet's own files. The API server
 // refuses its probes as well then, so that for the hub the link goes down.
@@ -206,7 +206,7 @@ func withCertificate(c *rest.Config, cert, key string) *rest.Config {
 // credentials, and leaves the old ones to who is on them.
 func TestNodeCertificateRotation(t *testing.T) {
 	t.Parallel()
-	const life = 18 * time.Second // two looks at the files are 10 s apart
+	const life = 24 * time.Second // two looks at the files are 10 s apart
 	s := newSite(t)
 	s.Grant(s.namespace, rig.Group("system:nodes"), "events")
 	files := s.newRotation()

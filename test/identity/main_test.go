@@ -40,7 +40,7 @@ const (
 	nodeItself = "/api/v1/nodes/" + rig.NodeName
 )
 
-// shared is the control plane of all tests but one, made by the first that asks.
+// shared is the control plane of all tests, made by the first that asks.
 var shared struct {
 	once sync.Once
 	dir  string
@@ -85,6 +85,8 @@ func startShared(ctx context.Context) (err error) {
 	}
 	shared.cp, err = controlplane.Start(ctx, controlplane.Config{
 		Dir: filepath.Join(shared.dir, "controlplane"), Audit: true, Users: []controlplane.StaticUser{{Name: user}},
+		// The signer of certificates, and what the rig waits for.
+		ControllerManager: true, ControllerManagerArgs: []string{"--controllers=certificatesigningrequest-signing-controller,serviceaccount-controller"},
 	})
 	if err != nil {
 		return err
@@ -112,11 +114,7 @@ func newSite(t *testing.T) *site {
 	if shared.err != nil {
 		t.Fatal(shared.err)
 	}
-	return siteOn(rig.On(t, shared.cp))
-}
-
-func siteOn(r *rig.Rig) *site {
-	r.T.Helper()
+	r := rig.On(t, shared.cp)
 	name, _, _ := strings.Cut(r.T.Name(), "/")
 	s := &site{Rig: r, namespace: fmt.Sprintf("%s-%d", strings.ToLower(name), sites.Add(1))}
 	ctx, core := s.T.Context(), s.ControlPlane.Client.CoreV1()

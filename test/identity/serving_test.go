@@ -19,7 +19,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/edgehub/edgehub/test/controlplane"
 	"github.com/edgehub/edgehub/test/process"
 	"github.com/edgehub/edgehub/test/rig"
 )
@@ -35,12 +34,8 @@ const servingRequests = "edgehub_identity_serving_certificate_requests_total"
 // the request on disk; a denial is followed by another request; savePair's mode.
 func TestServingCertificateByCSR(t *testing.T) {
 	t.Parallel()
-	cp := controlplane.New(t, controlplane.Config{ControllerManager: true})
-	_, err := cp.Client.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: rig.NodeName}}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := siteOn(rig.On(t, cp))
+	s := newSite(t)
+	begin := s.signingRequests()
 	s.start("--serving-certificate=csr")
 	byLocal := s.Through(s.Node)
 	s.asks("the node", byLocal, nodeItself, http.StatusOK)
@@ -53,7 +48,7 @@ func TestServingCertificateByCSR(t *testing.T) {
 	s.servedBy("while nobody decides", "the node", s.Hub.CAFile())
 	s.decide(second, certificatesv1.CertificateApproved)
 	s.waitMetric(1, servingRequests, `result="issued"`)
-	s.servedBy("once it is approved", "the cluster", cp.CAFile())
+	s.servedBy("once it is approved", "the cluster", s.ControlPlane.CAFile())
 	s.pod("p", rig.NodeName, "default")
 	pods.until(s.namespace + "/p") // on the connection that was there
 	s.checkSigned()
@@ -61,10 +56,21 @@ func TestServingCertificateByCSR(t *testing.T) {
 	s.Settle()
 	s.Link.Cut()
 	s.restart(false)
-	s.servedBy("offline after a restart", "the cluster", cp.CAFile())
+	s.servedBy("offline after a restart", "the cluster", s.ControlPlane.CAFile())
 	s.Must(s.Link.Heal())
 	s.WaitLink(true)
 	s.resumeRequest()
+	if n := s.signingRequests() - begin; n != 3 {
+		t.Errorf("there were %d requests, want 3: denied, of the first hub, of the second", n)
+	}
+}
+
+// signingRequests counts those that there have been.
+func (s *site) signingRequests() int {
+	s.T.Helper()
+	all, err := s.ControlPlane.Client.CertificatesV1().CertificateSigningRequests().List(s.T.Context(), metav1.ListOptions{})
+	s.Must(err)
+	return len(all.Items)
 }
 
 // decide approves a request, or denies it.
@@ -179,9 +185,4 @@ func (s *site) resumeRequest() {
 	s.decide(before, certificatesv1.CertificateApproved)
 	s.waitMetric(1, servingRequests, `result="issued"`)
 	s.servedBy("for the request of before the restart", "the cluster", s.ControlPlane.CAFile())
-	all, err := s.ControlPlane.Client.CertificatesV1().CertificateSigningRequests().List(s.T.Context(), metav1.ListOptions{})
-	s.Must(err)
-	if len(all.Items) != 3 {
-		s.T.Errorf("there are %d requests, want 3: denied, of the first hub, of the second", len(all.Items))
-	}
 }
