@@ -296,11 +296,9 @@ func (v *vault) setKeys(keys ...string) {
 
 const nobody = 65534 // a user without rights
 
-// giveAway lets others read all that the hub has, and own what is in its folder if
-// that can be done.
+// giveAway lets others read all that the hub has, and own it if that can be done.
 func (v *vault) giveAway() {
 	v.T.Helper()
-	v.Must(os.Chmod(v.keyFile, 0o644))
 	v.eachFile(func(path string, d fs.DirEntry) {
 		mode := fs.FileMode(0o644)
 		if d.IsDir() {
@@ -317,11 +315,6 @@ func (v *vault) giveAway() {
 // clients trust.
 func (v *vault) wantOurs() {
 	v.T.Helper()
-	key, err := os.Stat(v.keyFile)
-	v.Must(err)
-	if mode := key.Mode(); mode != 0o600 {
-		v.T.Errorf("the key file has mode %v, want 0600", mode)
-	}
 	n := 0
 	v.eachFile(func(path string, d fs.DirEntry) {
 		n++
@@ -344,12 +337,15 @@ func (v *vault) wantOurs() {
 	}
 }
 
+// eachFile is called with all that the hub has, folders included.
 func (v *vault) eachFile(do func(path string, d fs.DirEntry)) {
 	v.T.Helper()
-	v.Must(filepath.WalkDir(v.Hub.DataDir(), func(path string, d fs.DirEntry, err error) error {
-		if err == nil {
-			do(path, d)
-		}
-		return err
-	}))
+	for _, root := range []string{v.Hub.DataDir(), v.keyFile} {
+		v.Must(filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+			if err == nil {
+				do(path, d)
+			}
+			return err
+		}))
+	}
 }
