@@ -178,11 +178,14 @@ func (s *scope) collect(whole bool) (group, bool) {
 		g.items = append(g.items, s.objectItem(entryTomb, o))
 	}
 	for _, o := range objects {
-		kind := uint8(entryPut)
-		if o.deleted {
-			kind = entryRemove
+		if !o.deleted {
+			g.items = append(g.items, s.objectItem(entryPut, o))
 		}
-		g.items = append(g.items, s.objectItem(kind, o))
+	}
+	for _, o := range s.dirty {
+		if o.deleted { // a new log has none of it, but it may be that only the old one can be gone on with
+			g.items = append(g.items, s.objectItem(entryRemove, o))
+		}
 	}
 	s.dirty, s.dirtyTombs = map[string]*object{}, nil
 	s.dirtyState, s.dirtyRV, s.clearDisk, s.onDisk = false, false, false, true

@@ -351,3 +351,41 @@ func TestLogsToResealBeforeTheyAreRead(t *testing.T) {
 	}
 	h.stop()
 }
+
+// What was forgotten while a log could not be written anew stays forgotten: whoever has
+// lost the right to it must not see it after a crash.
+func TestForgottenWhileThereIsNoRoom(t *testing.T) {
+	v := newVault(t)
+	v.keys(1)
+	h := v.start()
+	h.body(alice, vaultSecrets+"/s")
+	v.flush(h)
+	h.stop()
+	v.keys(2, 1)
+	h = v.start()
+	v.fs.SetFault(func(op memfs.Op) error {
+		if op.Name == "sync" {
+			return syscall.ENOSPC
+		}
+		return nil
+	})
+	v.server.refuse = func(*http.Request) int { return http.StatusForbidden }
+	resp, err := h.do(t.Context(), alice, vaultSecrets+"/s")
+	if err != nil || resp.StatusCode != http.StatusForbidden {
+		t.Fatalf("%v, %v, want 403", resp, err)
+	}
+	resp.Body.Close()
+	v.server.refuse = nil
+	if err := h.flushAll(everything); err == nil {
+		t.Fatal("the flush has not failed")
+	}
+	v.fs.SetFault(nil)
+	v.flush(h) // appended, not written anew
+	if got := h.logsToReseal(); got == 0 {
+		t.Fatal("the log was written anew: this shows nothing")
+	}
+	h.stop()
+	h = v.start()
+	v.want("after a crash", v.shown(h), nil)
+	h.stop()
+}
