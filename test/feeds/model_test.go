@@ -36,11 +36,15 @@ type follower struct {
 	resumed  int64 // resourceVersion that the stream began at
 	trace    []string
 	problems []string
-	expired  []time.Time        // when it was told to start again
+	began    time.Time          // when it got its state
+	expired  []expiry           // when it was told to start again
 	hangUp   context.CancelFunc // ends the stream
 
 	streams, starts, events, late int
 }
+
+// An expiry is a 410, to a follower that had its state since began.
+type expiry struct{ at, began time.Time }
 
 // run follows until ctx ends.
 func (f *follower) run(ctx context.Context) error {
@@ -131,7 +135,7 @@ func (f *follower) list(ctx context.Context) error {
 	if f.rv = l.ResourceVersion; f.rv == 0 {
 		f.problem("a list at 0")
 	}
-	f.held, f.synced = map[string]rig.Event{}, true
+	f.held, f.synced, f.began = map[string]rig.Event{}, true, time.Now()
 	for _, item := range l.Items {
 		m, err := rig.ReadMeta(item, l.Protobuf)
 		if err != nil {
@@ -158,7 +162,7 @@ func (f *follower) forget() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.note("410")
-	f.expired = append(f.expired, time.Now())
+	f.expired = append(f.expired, expiry{at: time.Now(), began: f.began})
 	f.synced, f.rv, f.held = false, 0, map[string]rig.Event{}
 }
 
@@ -193,7 +197,7 @@ func (f *follower) take(ev rig.Event) {
 	}
 	if ev.Type == "BOOKMARK" {
 		if ev.Synced {
-			f.synced, f.rv = true, rv
+			f.synced, f.rv, f.began = true, rv, time.Now()
 		}
 		return
 	}
