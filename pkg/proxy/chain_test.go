@@ -316,21 +316,6 @@ edgehub_proxy_refused_total{reason="not_canonical"} 1
 	}
 }
 
-func TestModifyResponse(t *testing.T) {
-	cfg := config(transportFunc(func(req *http.Request) (*http.Response, error) { return reply(200, "{}"), nil }))
-	cfg.ModifyResponse = func(resp *http.Response) error {
-		if info, ok := request.RequestInfoFrom(resp.Request.Context()); !ok || info.Resource != "pods" {
-			return errors.New("no request")
-		}
-		return errLinkDown
-	}
-	w := httptest.NewRecorder()
-	handler(t, cfg).ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), "GET", "/api/v1/pods", nil))
-	if w.Code != 503 {
-		t.Errorf("error of ModifyResponse = %d, want 503", w.Code)
-	}
-}
-
 func TestCounterWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCounter()

@@ -53,12 +53,6 @@ func (p *Proxy) forward(transport http.RoundTripper) http.Handler {
 		}
 		defer resp.Body.Close() // all was read, or nobody wants the rest
 		removeHopByHop(resp.Header)
-		if p.cfg.ModifyResponse != nil {
-			if err := p.cfg.ModifyResponse(resp); err != nil {
-				writeError(w, req, p.unavailable(err))
-				return
-			}
-		}
 		maps.Copy(w.Header(), resp.Header)
 		w.WriteHeader(resp.StatusCode)
 		if isLongRunning(req) || trickles(resp) {

@@ -59,11 +59,11 @@ func TestPlaces(t *testing.T) {
 // A body that the client has broken is the client's fault.
 func TestBrokenBody(t *testing.T) {
 	cfg := config(transportFunc(func(req *http.Request) (*http.Response, error) {
-		if _, err := io.ReadAll(req.Body); err == nil {
-			return nil, errors.New("the body was read to its end")
-		} else {
-			return nil, err
+		_, err := io.ReadAll(req.Body)
+		if err == nil {
+			err = errors.New("the body was read to its end")
 		}
+		return nil, err
 	}))
 	addr := start(t, cfg).addr
 	for _, tc := range []struct {

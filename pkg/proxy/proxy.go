@@ -63,9 +63,6 @@ type Config struct {
 	// Unavailable reports whether an error of Transport or Authenticator means
 	// that the API server cannot be reached and nothing else can answer. Nil: none does.
 	Unavailable func(error) bool
-	// ModifyResponse sees every response that has headers, whichever side made it.
-	// An error is the client's answer instead. Nil: responses pass as they are.
-	ModifyResponse func(*http.Response) error
 	// Ready is asked by /readyz; an error makes it answer 503. Nil: always ready.
 	Ready func() error
 

@@ -23,10 +23,9 @@ func (p *Proxy) reverseProxy(errorLog *log.Logger) http.Handler {
 	transport := sourceReader{p.cfg.Transport}
 	forward := p.forward(transport)
 	everything := &httputil.ReverseProxy{
-		Rewrite:        rewrite,
-		Transport:      transport,
-		FlushInterval:  -1, // nobody knows what a conversation waits for
-		ModifyResponse: p.cfg.ModifyResponse,
+		Rewrite:       rewrite,
+		Transport:     transport,
+		FlushInterval: -1, // nobody knows what a conversation waits for
 		ErrorHandler: func(w http.ResponseWriter, req *http.Request, err error) {
 			writeError(w, req, p.unavailable(err))
 		},
@@ -80,7 +79,7 @@ func (s sourceReader) RoundTrip(req *http.Request) (*http.Response, error) {
 		r.source = source
 	}
 	if resp.Request == nil {
-		resp.Request = req // ModifyResponse reads the context there
+		resp.Request = req
 	}
 	return resp, nil
 }

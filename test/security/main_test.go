@@ -25,16 +25,16 @@ func TestMain(m *testing.M) {
 	if os.Getenv(asAttacker) != "" {
 		if err := attack(context.Background()); err != nil {
 			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
+			os.Exit(1) //nolint:forbidigo // TestMain is main here
 		}
-		os.Exit(0)
+		os.Exit(0) //nolint:forbidigo // TestMain is main here
 	}
 	code := m.Run()
 	if err := closeStage(code == 0); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		code = 1
 	}
-	os.Exit(code)
+	os.Exit(code) //nolint:forbidigo // TestMain is main here
 }
 
 // A plan is all that the attacker knows and is to do. It reads it from its standard

@@ -62,11 +62,11 @@ func (s *stage) attack(uid int, p plan) []outcome {
 	var outcomes []outcome
 	for d := json.NewDecoder(&out); ; {
 		var o outcome
-		if err := d.Decode(&o); errors.Is(err, io.EOF) {
+		err := d.Decode(&o)
+		if errors.Is(err, io.EOF) {
 			return outcomes
-		} else {
-			s.Must(err)
 		}
+		s.Must(err)
 		outcomes = append(outcomes, o)
 	}
 }
