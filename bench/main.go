@@ -34,6 +34,7 @@ var parts = []part{
 	{"get", (*bench).get},
 	{"bytes", (*bench).bigList},
 	{"lists", (*bench).cachedLists},
+	{"filters", (*bench).filters},
 	{"informer", (*bench).informers},
 	{"latency", (*bench).latency},
 	{"watches", (*bench).watches},

@@ -89,11 +89,15 @@ func (b *bench) newHub(ctx context.Context, linked bool) (_ *hub, err error) {
 		}
 		url = h.link.URL()
 	}
+	return b.startHub(ctx, h, url, []string{"-v=0"}) // the default; the rig's is more
+}
+
+func (b *bench) startHub(ctx context.Context, h *hub, url string, args []string) (*hub, error) {
 	cert, key, err := b.cp.NodeCredentials(nodeName)
 	if err == nil {
 		h.Hub, err = node.NewHub(ctx, node.HubConfig{
 			ServerURLs: []string{url}, ServerCAFile: b.cp.CAFile(), CertFile: cert, KeyFile: key,
-			Args: []string{"-v=0"}, // the default; the rig's is more
+			Args: args,
 		})
 	}
 	if err == nil {

@@ -5,13 +5,21 @@ package app
 
 import (
 	"context"
+	"net/http"
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/authentication/user"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/edgehub/edgehub/pkg/cache"
+	"github.com/edgehub/edgehub/pkg/codec"
+	"github.com/edgehub/edgehub/pkg/filter/hostnetworkpool"
+	"github.com/edgehub/edgehub/pkg/follow"
 	"github.com/edgehub/edgehub/pkg/identity"
+	"github.com/edgehub/edgehub/pkg/nodepool"
 	"github.com/edgehub/edgehub/pkg/outbox"
 	"github.com/edgehub/edgehub/pkg/proxy/contract"
 	"github.com/edgehub/edgehub/pkg/upstream"
@@ -84,6 +92,27 @@ func podOnNode(c *cache.Cache) func(namespace, name, uid string) bool {
 	return func(namespace, name, uid string) bool {
 		return c.NodeKnows(schema.GroupVersionResource{Version: "v1", Resource: "pods"}, namespace, name, uid)
 	}
+}
+
+// reportClass is the class of what hostnetworkpool keeps in the cache.
+const reportClass = "report"
+
+// newReport makes the observer of kubelet's pods. Its Events go the way of kubelet's.
+func newReport(node string, source follow.Source, up *upstream.Upstream, store *cache.Cache, pool *nodepool.Tracker, next http.RoundTripper, reg prometheus.Registerer) (*hostnetworkpool.Observer, error) {
+	return hostnetworkpool.New(hostnetworkpool.Config{
+		Node: up.Node, NodeName: func() string { return node }, Membership: pool.Membership, Changed: pool.Changed, Events: next,
+		Pods: func(ctx context.Context, see func(watch.EventType, codec.Shape, []byte)) error {
+			return source.List(ctx, follow.Query{GroupVersionResource: pods.WithVersion("v1"), FieldSelector: "spec.nodeName=" + node}, see)
+		},
+		Load: func() ([]byte, bool) {
+			r, ok := store.Response(up.Node(), reportClass, hostnetworkpool.Name)
+			return r.Body, ok
+		},
+		Store: func(b []byte) {
+			store.PutResponse(up.Node(), reportClass, hostnetworkpool.Name, cache.Response{ContentType: "application/json", Body: b, Time: time.Now()})
+		},
+		Registerer: reg,
+	})
 }
 
 // verdictClass is the class of identity's verdicts in the cache.

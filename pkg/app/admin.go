@@ -31,7 +31,7 @@ type admin struct {
 
 // newAdmin binds the address. Checks are told, and do not fail readiness: without
 // a link or a disk edgehub still answers, which is what it is for.
-func newAdmin(address string, reg *prometheus.Registry, checks []check) (*admin, error) {
+func newAdmin(address string, reg *prometheus.Registry, pool http.Handler, checks []check) (*admin, error) {
 	if address == "" {
 		return &admin{}, nil
 	}
@@ -43,6 +43,7 @@ func newAdmin(address string, reg *prometheus.Registry, checks []check) (*admin,
 	mux.Handle("GET /metrics", promhttp.HandlerFor(reg, promhttp.HandlerOpts{MaxRequestsInFlight: 4}))
 	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "ok") })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, req *http.Request) { fmt.Fprint(w, readiness(req, checks)) })
+	mux.Handle("GET /debug/pool", pool)
 	return &admin{listener: l, server: &http.Server{
 		Handler: mux, ReadTimeout: 10 * time.Second, WriteTimeout: 30 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10,
 	}}, nil

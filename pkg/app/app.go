@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -105,23 +106,34 @@ func Run(ctx context.Context, o Options) (err error) {
 	if err != nil {
 		return err
 	}
-	p, err := newProxy(o, ways{up, store, box, authenticator, serving.get, listen, isUnavailable}, reg)
+	offline, err := contract.New(contract.Config{
+		Next: store, Unavailable: isUnavailable, Responses: responses{store}, Outbox: box, Node: up.Node, MaxVerdictAge: o.OfflineVerdictMaxAge, Registerer: reg,
+	})
 	if err != nil {
 		return err
 	}
-	admin, err := newAdmin(o.MetricsListenAddress, reg, []check{
+	filters, err := newFilters(ctx, o, up, store, offline, reg)
+	if err != nil {
+		return err
+	}
+	p, err := newProxy(o, ways{filters.chain, authenticator, serving.get, listen, isUnavailable}, reg)
+	if err != nil {
+		return err
+	}
+	admin, err := newAdmin(o.MetricsListenAddress, reg, filters.report, []check{
 		{"upstream", func() error { return linkState(up) }},
 		{"journal", store.Ready},
 		{"encryption", func() error { return d.problem }},
 		{"outbox", func() error { return d.outboxProblem }},
+		{"filter configuration", filters.state},
 	})
 	if err != nil {
 		p.Close()
 		return err
 	}
 	klog.FromContext(ctx).Info("Starting", "node", up.Node().GetName(), "servers", o.ServerURLs, "trustThisCA", filepath.Join(o.DataDir, "pki", "ca.crt"))
-	return runAll(ctx,
-		part{"proxy", p.Run}, // first to end: nothing may ask what follows any more
+	parts := append([]part{{"proxy", p.Run}}, filters.parts()...) // first to end: nothing may ask what follows any more
+	return runAll(ctx, append(parts,
 		part{"outbox", sendEvents},
 		part{"identity", authenticator.Run}, // which keeps things in the cache
 		part{"serving certificate", serving.run},
@@ -133,7 +145,7 @@ func Run(ctx context.Context, o Options) (err error) {
 		part{"upstream", up.Run},
 		part{"metrics", admin.Run},
 		part{"memory", giveBack},
-	)
+	)...)
 }
 
 func limitMemory() {
@@ -179,28 +191,18 @@ func (d *disk) close() error {
 	return errors.Join(d.journal.Close(), d.outbox.Close())
 }
 
-// ways are what a request may pass.
+// ways are what a request passes.
 type ways struct {
-	up             *upstream.Upstream
-	cache          *cache.Cache
-	outbox         contract.Outbox // nil: none
+	transport      http.RoundTripper
 	authenticator  *identity.Authenticator
 	getCertificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)
 	listen         func(address string) (net.Listener, error)
 	isUnavailable  func(error) bool
 }
 
-// newProxy puts the ways of a request together: proxy, offline contract, cache.
 func newProxy(o Options, w ways, reg prometheus.Registerer) (*proxy.Proxy, error) {
-	offline, err := contract.New(contract.Config{
-		Next: w.cache, Unavailable: w.isUnavailable, Responses: responses{w.cache}, Outbox: w.outbox, Node: w.up.Node,
-		MaxVerdictAge: o.OfflineVerdictMaxAge, Registerer: reg,
-	})
-	if err != nil {
-		return nil, err
-	}
 	return proxy.New(proxy.Config{
-		Addresses: o.addresses(), Listen: w.listen, GetCertificate: w.getCertificate, Authenticator: w.authenticator, Transport: offline, Unavailable: w.isUnavailable,
+		Addresses: o.addresses(), Listen: w.listen, GetCertificate: w.getCertificate, Authenticator: w.authenticator, Transport: w.transport, Unavailable: w.isUnavailable,
 		MaxRequestsInFlight: o.MaxRequestsInFlight, MaxStreamsInFlight: o.MaxStreamsInFlight, MaxBodyBytes: o.MaxBodyBytes,
 		RequestTimeout: o.RequestTimeout, DrainTimeout: o.ShutdownDrainTimeout, Audit: o.AuditLog, Registerer: reg,
 	})

@@ -64,6 +64,9 @@ type Options struct {
 	OfflineTokenMaxAge   time.Duration
 	OfflineVerdictMaxAge time.Duration
 
+	FilterConfig    string
+	ConfigNamespace string
+
 	OutboxMaxEvents int
 	OutboxMaxBytes  int64
 	AuditLog        bool
@@ -124,7 +127,7 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.ListenAddress, "listen-address", o.ListenAddress, "Address and port for clients on the host, HTTPS.")
 	fs.StringVar(&o.LinkLocalAddress, "link-local-address", o.LinkLocalAddress, "Link-local address and port for pods with a network of their own, HTTPS, such as 169.254.2.1:10268. Empty: none.")
 	fs.StringVar(&o.LinkLocalInterface, "link-local-interface", o.LinkLocalInterface, "Dummy interface that is made for --link-local-address unless that is on another one, and made again when it is removed; lo where the kernel has no dummy interfaces. Empty: the address must be there.")
-	fs.StringVar(&o.MetricsListenAddress, "metrics-listen-address", o.MetricsListenAddress, "Address and port for /metrics, /livez and /readyz?verbose, plain HTTP. Empty: none.")
+	fs.StringVar(&o.MetricsListenAddress, "metrics-listen-address", o.MetricsListenAddress, "Address and port for /metrics, /livez, /readyz?verbose and /debug/pool, plain HTTP. Empty: none.")
 	fs.BoolVar(&o.AllowNonLocalListen, "allow-non-local-listen", o.AllowNonLocalListen, "Allow addresses to listen on that other machines can reach.")
 	fs.StringVar(&o.ServingCertificate, "serving-certificate", o.ServingCertificate, "Who signs the certificate that clients check edgehub by: local, a CA of this node alone (pki/ca.crt in --data-dir), or csr, the cluster's signer kubernetes.io/kubelet-serving, once somebody has approved the request; until then local.")
 
@@ -149,6 +152,9 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.IntVar(&o.OutboxMaxEvents, "outbox-max-events", o.OutboxMaxEvents, "Most Events of kubelet's that wait for the link; beyond, the oldest go.")
 	fs.Int64Var(&o.OutboxMaxBytes, "outbox-max-bytes", o.OutboxMaxBytes, "Most bytes of Events that wait for the link; beyond, the oldest go.")
 	fs.BoolVar(&o.AuditLog, "audit-log", o.AuditLog, "Log a line for each request that is answered from this node or refused; of those that say the same of the same user 2 a second, after the first 50.")
+
+	fs.StringVar(&o.FilterConfig, "filter-config", o.FilterConfig, "YAML file that says which filters are in force, and for whom; read again when it changes. Empty: none, and the defaults are in force.")
+	fs.StringVar(&o.ConfigNamespace, "config-namespace", o.ConfigNamespace, "Namespace of the ConfigMap edgehub-config, whose config.yaml takes the place of --filter-config as long as it is there; the node must be allowed to watch it. Empty: none.")
 
 	klogFlags := flag.NewFlagSet("klog", flag.ContinueOnError)
 	klog.InitFlags(klogFlags)
@@ -235,6 +241,12 @@ func (o *Options) Validate() error {
 	}
 	if o.ServingCertificate != servingLocal && o.ServingCertificate != servingBySigner {
 		wrong("serving-certificate", "%q is neither %s nor %s", o.ServingCertificate, servingLocal, servingBySigner)
+	}
+	if o.FilterConfig != "" && !filepath.IsAbs(o.FilterConfig) {
+		wrong("filter-config", "%q is not an absolute path", o.FilterConfig)
+	}
+	if msgs := validation.IsDNS1123Label(o.ConfigNamespace); o.ConfigNamespace != "" && len(msgs) > 0 {
+		wrong("config-namespace", "%q is not the name of a namespace: %s", o.ConfigNamespace, strings.Join(msgs, "; "))
 	}
 	for class, text := range o.OfflineMaxAge {
 		if _, ok := ageClasses[class]; !ok {
@@ -347,6 +359,14 @@ func (o *Options) hosts() (hosts []string) {
 		}
 	}
 	return hosts
+}
+
+// hubForPods is where pods with a network of their own reach the proxy, else where the host
+// does, which filters refuse.
+func (o *Options) hubForPods() netip.AddrPort {
+	addresses := o.addresses()
+	at, _ := netip.ParseAddrPort(addresses[len(addresses)-1]) // as Validate has seen
+	return at
 }
 
 // addresses are those of the proxy.

@@ -1,0 +1,178 @@
+// Copyright The edgehub Authors.
+// SPDX-License-Identifier: Apache-2.0
+
+package filter
+
+import (
+	"errors"
+	"io"
+	"net/http"
+	"sync"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
+
+	"github.com/edgehub/edgehub/pkg/codec"
+)
+
+// observe lets observers see what an answer says, beside the client, which gets the bytes
+// as they are, whatever the observers make of them.
+func (c *Chain) observe(resp *http.Response, r *Request, observers []Observer) {
+	if len(observers) == 0 || resp.StatusCode != http.StatusOK || r.Verb == "get" || resp.Request != nil && resp.Request.Method == http.MethodHead {
+		return
+	}
+	rep, ok := codec.FromContentType(resp.Header.Get("Content-Type"))
+	if !ok {
+		return
+	}
+	for _, o := range observers {
+		if seen := o.Observe(r); seen != nil {
+			resp.Body = c.observed(resp.Body, r, rep, &observation{seen, o.Name(), c.metrics})
+		}
+	}
+}
+
+// An observation counts what an Observation sees.
+type observation struct {
+	Observation
+	name    string
+	metrics *metrics
+}
+
+func (o *observation) see(kind watch.EventType, shape codec.Shape, bare []byte) {
+	start := time.Now()
+	o.See(kind, NewObject(shape, bare))
+	o.metrics.objects.WithLabelValues(o.name, verdictSeen).Inc()
+	o.metrics.duration.WithLabelValues(o.name).Add(time.Since(start).Seconds())
+}
+
+// observed has an observer read along, in a goroutine of its own that ends after the body.
+func (c *Chain) observed(body io.ReadCloser, r *Request, rep codec.Representation, o *observation) io.ReadCloser {
+	b := &backlog{}
+	b.more.L = &b.mu
+	go func() {
+		defer b.abandon()
+		if r.Verb == "watch" {
+			o.follow(b, rep)
+		} else {
+			o.list(b, rep)
+		}
+	}()
+	return &observed{body, b}
+}
+
+// An observed is a body that somebody reads along.
+type observed struct {
+	io.ReadCloser
+	backlog *backlog
+}
+
+func (o *observed) Read(b []byte) (int, error) {
+	n, err := o.ReadCloser.Read(b)
+	o.backlog.add(b[:n], err)
+	return n, err
+}
+
+func (o *observed) Close() error {
+	o.backlog.add(nil, io.ErrUnexpectedEOF)
+	return o.ReadCloser.Close()
+}
+
+// maxBacklogBytes is how far an observer may be behind the client, which does not wait for
+// it: then it has lost touch.
+const maxBacklogBytes = 16 << 20
+
+// A backlog is what the client has been given and an observer has not looked at. Reading
+// waits for more of it, adding never waits.
+type backlog struct {
+	mu   sync.Mutex // guards what follows
+	more sync.Cond
+	buf  []byte
+	err  error // after buf
+}
+
+// add appends what the client is given. What comes after an error is not looked at.
+func (b *backlog) add(p []byte, err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.err != nil {
+		return
+	}
+	if b.err = err; len(b.buf)+len(p) > maxBacklogBytes {
+		b.buf, b.err = nil, io.ErrUnexpectedEOF
+	} else {
+		b.buf = append(b.buf, p...)
+	}
+	b.more.Signal()
+}
+
+func (b *backlog) abandon() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.buf, b.err = nil, io.ErrClosedPipe
+}
+
+func (b *backlog) Read(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for len(b.buf) == 0 && b.err == nil {
+		b.more.Wait()
+	}
+	n := copy(p, b.buf)
+	if b.buf = b.buf[n:]; n == 0 && len(p) > 0 {
+		return 0, b.err
+	}
+	if len(b.buf) == 0 {
+		b.buf = nil
+	}
+	return n, nil
+}
+
+// list reads a list to its end.
+func (o *observation) list(r io.Reader, rep codec.Representation) {
+	d := codec.NewListDecoder(rep, maxObjectBytes, func(shape codec.Shape, bare []byte) error {
+		o.see(watch.Added, shape, bare)
+		return nil
+	})
+	_, err := io.CopyBuffer(onlyWriter{d}, r, make([]byte, 32<<10))
+	var list codec.List
+	if err == nil {
+		list, err = d.Close()
+	}
+	whole := err == nil && list.Continue == "" && !list.Sharded
+	if whole {
+		o.Synced()
+	}
+	o.End(whole)
+}
+
+// follow reads a watch to its end.
+func (o *observation) follow(r io.Reader, rep codec.Representation) {
+	o.End(errors.Is(o.frames(r, rep), io.EOF))
+}
+
+func (o *observation) frames(r io.Reader, rep codec.Representation) error {
+	frames := codec.NewFrameReader(r, rep, maxFrameBytes)
+	for {
+		frame, err := frames.Next()
+		if err != nil {
+			return err
+		}
+		shape, bare, err := codec.DecodeObject(rep, frame.Object)
+		switch {
+		case err != nil:
+			return err
+		case frame.Type == watch.Error:
+			return io.ErrUnexpectedEOF
+		case frame.Type != watch.Bookmark:
+			o.see(frame.Type, shape, bare)
+			continue
+		}
+		if end, _, err := codec.ReadAnnotation(rep, bare, metav1.InitialEventsAnnotationKey); err != nil {
+			return err
+		} else if end == "true" {
+			o.Synced()
+		}
+	}
+}
