@@ -217,6 +217,7 @@ func (b *bodies) close() {
 type listBody struct {
 	*bodies
 	begun bool
+	each  func(shape codec.Shape, bare []byte)
 	err   error  // after what is in rest
 	rest  []byte // what did not fit into the last Read
 	space []byte // where it is
@@ -225,6 +226,10 @@ type listBody struct {
 	reading bool
 	closed  bool
 }
+
+// EachItem has f called with each object, bare, before it is given; the bytes are valid
+// during the call. It is called before the first Read.
+func (b *listBody) EachItem(f func(shape codec.Shape, bare []byte)) { b.each = f }
 
 // Read gives the next part. An object that cannot be read aborts the list: a
 // short one would be taken for the truth.
@@ -288,6 +293,9 @@ func (b *listBody) fill(p []byte) int {
 			b.scope.damagedRead(err)
 			b.err = err
 			return 0
+		}
+		if b.each != nil {
+			b.each(b.shape, bare)
 		}
 		if len(bare)+itemHead <= len(p) {
 			if out := b.shape.AppendListItem(p[:0], bare, first); len(out) <= len(p) {

@@ -45,6 +45,12 @@ func (o *Object) Meta() (codec.Meta, error) {
 	return *o.meta, nil
 }
 
+// Peek is which version of which object it is, at next to no cost; false where that is
+// known from all of its metadata only. The bytes are the object's.
+func (o *Object) Peek() (codec.Identity, bool) {
+	return codec.PeekIdentity(o.shape.Representation, o.bare, false)
+}
+
 // Is reports whether the object has this namespace and name.
 func (o *Object) Is(namespace, name string) (bool, error) {
 	m, err := o.Meta()

@@ -13,6 +13,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/edgehub/edgehub/pkg/codec"
 )
 
@@ -26,25 +28,85 @@ func (c *Chain) observe(resp *http.Response, r *Request, observers []Observer) {
 	if !ok {
 		return
 	}
+	var seeing []*observation
 	for _, o := range observers {
 		if seen := o.Observe(r); seen != nil {
-			resp.Body = c.observed(resp.Body, r, rep, &observation{seen, o.Name(), c.metrics})
+			seeing = append(seeing, &observation{seen, c.metrics.objects.WithLabelValues(o.Name(), verdictSeen), c.metrics.duration.WithLabelValues(o.Name())})
 		}
 	}
+	if len(seeing) == 0 {
+		return
+	}
+	if body, ok := resp.Body.(itemized); ok && r.Verb == "list" {
+		resp.Body = observeItems(body, seeing)
+		return
+	}
+	for _, o := range seeing {
+		resp.Body = c.observed(resp.Body, r, rep, o)
+	}
+}
+
+// An itemized is the body of a whole list that tells of its objects by itself: the cache
+// knows where they begin. To take 25 MB apart again would take longer than to send them.
+type itemized interface {
+	io.ReadCloser
+	EachItem(f func(shape codec.Shape, bare []byte))
+}
+
+func observeItems(body itemized, seeing []*observation) io.ReadCloser {
+	body.EachItem(func(shape codec.Shape, bare []byte) {
+		for _, o := range seeing {
+			o.see(watch.Added, shape, bare)
+		}
+	})
+	return &observedItems{ReadCloser: body, seeing: seeing}
+}
+
+// An observedItems is the body of such a list.
+type observedItems struct {
+	io.ReadCloser
+	seeing []*observation
+	ended  bool
+}
+
+func (l *observedItems) Read(b []byte) (int, error) {
+	n, err := l.ReadCloser.Read(b)
+	if err != nil {
+		l.end(errors.Is(err, io.EOF))
+	}
+	return n, err
+}
+
+// end tells of the end of the list, once.
+func (l *observedItems) end(whole bool) {
+	if l.ended {
+		return
+	}
+	l.ended = true
+	for _, o := range l.seeing {
+		if whole {
+			o.Synced()
+		}
+		o.End(whole)
+	}
+}
+
+func (l *observedItems) Close() error {
+	l.end(false)
+	return l.ReadCloser.Close()
 }
 
 // An observation counts what an Observation sees.
 type observation struct {
 	Observation
-	name    string
-	metrics *metrics
+	objects, seconds prometheus.Counter
 }
 
 func (o *observation) see(kind watch.EventType, shape codec.Shape, bare []byte) {
 	start := time.Now()
 	o.See(kind, NewObject(shape, bare))
-	o.metrics.objects.WithLabelValues(o.name, verdictSeen).Inc()
-	o.metrics.duration.WithLabelValues(o.name).Add(time.Since(start).Seconds())
+	o.objects.Inc()
+	o.seconds.Add(time.Since(start).Seconds())
 }
 
 // observed has an observer read along, in a goroutine of its own that ends after the body.

@@ -125,11 +125,17 @@ func (c *compiled) set(ctx context.Context, vars map[string]any, before map[stri
 }
 
 // toMap returns the object as an expression sees it, which always has a kind: in lists and
-// in protobuf the object itself does not say.
+// in protobuf the object itself does not say. It has no managed fields, which are often
+// half of an object, and of no interest to a node.
 func toMap(decoded runtime.Object, shape codec.Shape) (m map[string]any, err error) {
 	if u, ok := decoded.(*unstructured.Unstructured); ok {
 		m = maps.Clone(u.Object)
-	} else if m, err = converter.ToUnstructured(decoded); err != nil {
+		if metadata, ok := m["metadata"].(map[string]any); ok && metadata["managedFields"] != nil {
+			metadata = maps.Clone(metadata)
+			delete(metadata, "managedFields")
+			m["metadata"] = metadata
+		}
+	} else if m, err = converter.ToUnstructured(unmanaged(decoded)); err != nil {
 		return nil, errors.New("the object cannot be converted")
 	}
 	if m == nil {
@@ -160,7 +166,9 @@ func (c *compiled) fit(decoded runtime.Object, before, after map[string]any) (in
 		return nil, nil
 	}
 	typed.GetObjectKind().SetGroupVersionKind(decoded.GetObjectKind().GroupVersionKind())
-	keepManagedFields(decoded, typed, before, got)
+	if was, ok := decoded.(metav1.Object); ok {
+		typed.(metav1.Object).SetManagedFields(was.GetManagedFields())
+	}
 	return func() { reflect.ValueOf(decoded).Elem().Set(fresh.Elem()) }, nil
 }
 
@@ -173,9 +181,17 @@ func (c *compiled) errUnfit() error {
 	return fmt.Errorf("set: there is no such field, or its type is another one: %s", strings.Join(paths, ", "))
 }
 
-// withKindOf returns the object after, saying its kind only if it did before.
+// withKindOf returns the object after, saying its kind only if it did before, and with the
+// managed fields that it had.
 func withKindOf(before, after map[string]any) map[string]any {
 	after = maps.Clone(after)
+	was, _ := before["metadata"].(map[string]any)
+	is, ok := after["metadata"].(map[string]any)
+	if managed, has := was["managedFields"]; has && ok {
+		is = maps.Clone(is)
+		is["managedFields"] = managed
+		after["metadata"] = is
+	}
 	for _, key := range []string{"apiVersion", "kind"} {
 		if v, ok := before[key]; ok {
 			after[key] = v
@@ -186,19 +202,15 @@ func withKindOf(before, after map[string]any) map[string]any {
 	return after
 }
 
-// keepManagedFields keeps the bytes of managed fields that have not changed: they are JSON
-// inside, which a conversion writes in another order.
-func keepManagedFields(from, to runtime.Object, before, after map[string]any) {
-	was, ok1 := from.(metav1.Object)
-	is, ok2 := to.(metav1.Object)
-	if ok1 && ok2 && reflect.DeepEqual(managedFields(before), managedFields(after)) {
-		is.SetManagedFields(was.GetManagedFields())
+// unmanaged is a shallow copy of an object of a Go type, without managed fields.
+func unmanaged(decoded runtime.Object) runtime.Object {
+	fresh := reflect.New(reflect.TypeOf(decoded).Elem())
+	fresh.Elem().Set(reflect.ValueOf(decoded).Elem())
+	typed := fresh.Interface().(runtime.Object)
+	if m, ok := typed.(metav1.Object); ok {
+		m.SetManagedFields(nil)
 	}
-}
-
-func managedFields(m map[string]any) any {
-	metadata, _ := m["metadata"].(map[string]any)
-	return metadata["managedFields"]
+	return typed
 }
 
 // sameNumbers reports whether all numbers are what was wanted. The converter cuts off what

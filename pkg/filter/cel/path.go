@@ -24,8 +24,11 @@ type step struct {
 	index int
 }
 
-// immutable is what the object is known by. Clients and the cache would lose it.
-var immutable = [][]step{{{key: "apiVersion"}}, {{key: "kind"}}, inMetadata("name"), inMetadata("namespace"), inMetadata("uid"), inMetadata("resourceVersion")}
+// immutable is what the object is known by, which clients and the cache would lose, and
+// what is not seen.
+var immutable = [][]step{
+	{{key: "apiVersion"}}, {{key: "kind"}}, inMetadata("name"), inMetadata("namespace"), inMetadata("uid"), inMetadata("resourceVersion"), inMetadata("managedFields"),
+}
 
 func inMetadata(key string) []step { return []step{{key: "metadata"}, {key: key}} }
 
@@ -54,7 +57,7 @@ func parsePath(text string) ([]step, error) {
 	}
 	for _, p := range immutable {
 		if n := min(len(p), len(path)); slices.Equal(p[:n], path[:n]) {
-			return nil, errors.New("apiVersion, kind, metadata.name, namespace, uid and resourceVersion cannot be set")
+			return nil, errors.New("apiVersion, kind, metadata.name, namespace, uid, resourceVersion and managedFields cannot be set")
 		}
 	}
 	return path, nil

@@ -6,7 +6,7 @@
 // some of their fields (set).
 //
 // An expression sees the object as `object`, as it is in JSON, and this node as
-// `node.name` and `node.pool` (empty: in no pool). Fields that the Go type of a Service,
+// `node.name` and `node.pool` (empty: in no pool). metadata.managedFields and fields that the Go type of a Service,
 // Endpoints, ConfigMap, Pod, Node, Secret or EndpointSlice does not have are not seen.
 // There are the standard functions, and of the extensions that the API server has too:
 // strings, lists, sets and optional types. There are not: its functions for URLs,
@@ -60,8 +60,8 @@ type Rule struct {
 type Set struct {
 	// Path is the field: metadata.labels["example.com/x"], spec.containers[0].image. Maps
 	// on the way are made where they are missing, elements of lists must be there.
-	// apiVersion, kind, and in metadata name, namespace, uid and resourceVersion are
-	// refused.
+	// apiVersion, kind, and in metadata name, namespace, uid, resourceVersion and
+	// managedFields are refused.
 	Path string
 	// Value is an expression. Null removes the field. Bytes become base64, times and
 	// durations strings.

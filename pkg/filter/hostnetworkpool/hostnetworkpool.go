@@ -89,12 +89,15 @@ type Observer struct {
 	asked   chan struct{} // closed when kubelet is there
 	first   sync.Once
 
-	mu    sync.Mutex // guards what follows
-	pods  map[string]*entry
-	open  map[*observation]struct{}
-	clock uint64 // counts what was seen
-	whole bool   // once pods were all there are
-	shown view
+	mu   sync.Mutex        // guards what follows
+	pods map[string]*entry // by uid
+	// byName are those of pods that came last under their namespace/name.
+	byName map[string]*entry
+	key    []byte // reused to look up in byName
+	open   map[*observation]struct{}
+	clock  uint64 // counts what was seen
+	whole  bool   // once pods were all there are
+	shown  view
 }
 
 // A view is what was last computed. It does not change.
@@ -119,7 +122,7 @@ func New(cfg Config) (*Observer, error) {
 		return nil, err
 	}
 	return &Observer{
-		cfg: cfg, metrics: m, reports: newReporter(cfg, m), dirty: make(chan struct{}, 1), asked: make(chan struct{}), pods: map[string]*entry{}, open: map[*observation]struct{}{},
+		cfg: cfg, metrics: m, reports: newReporter(cfg, m), dirty: make(chan struct{}, 1), asked: make(chan struct{}), pods: map[string]*entry{}, byName: map[string]*entry{}, open: map[*observation]struct{}{},
 		shown: view{membership: nodepool.Membership{State: nodepool.Unknown}},
 	}, nil
 }

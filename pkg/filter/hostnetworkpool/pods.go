@@ -51,6 +51,9 @@ type observation struct {
 }
 
 func (s *observation) See(kind watch.EventType, obj *filter.Object) {
+	if id, ok := obj.Peek(); ok && kind != watch.Deleted && s.observer.hasVersion(id) {
+		return
+	}
 	m, err := obj.Meta()
 	if err != nil || m.UID == "" || obj.Shape().Kind != "Pod" {
 		s.skip()
@@ -93,6 +96,20 @@ func (s *observation) End(bool) {
 	delete(o.open, s)
 }
 
+// hasVersion reports whether this very version of a pod is known already.
+func (o *Observer) hasVersion(id codec.Identity) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.key = append(append(append(o.key[:0], id.Namespace...), '/'), id.Name...)
+	e := o.byName[string(o.key)]
+	if e == nil || e.resourceVersion != string(id.ResourceVersion) {
+		return false
+	}
+	o.clock++
+	e.seen = o.clock
+	return true
+}
+
 // has reports whether this state of a pod is known already, or a later one.
 func (o *Observer) has(m codec.Meta) bool {
 	o.mu.Lock()
@@ -118,7 +135,8 @@ func (o *Observer) put(s *observation, p *pod) {
 	}
 	o.clock++
 	was := o.pods[p.uid]
-	o.pods[p.uid] = &entry{p, o.clock}
+	e := &entry{p, o.clock}
+	o.pods[p.uid], o.byName[p.namespace+"/"+p.name] = e, e
 	if was == nil || !same(was.pod, p) {
 		o.touch()
 	}
@@ -134,9 +152,17 @@ func (o *Observer) remove(s *observation, uid string) {
 			other.gone[uid] = true
 		}
 	}
-	if _, ok := o.pods[uid]; ok {
-		delete(o.pods, uid)
+	if e, ok := o.pods[uid]; ok {
+		o.drop(e)
 		o.touch()
+	}
+}
+
+// drop forgets a pod. The caller holds mu.
+func (o *Observer) drop(e *entry) {
+	delete(o.pods, e.uid)
+	if key := e.namespace + "/" + e.name; o.byName[key] == e {
+		delete(o.byName, key)
 	}
 }
 
@@ -144,9 +170,9 @@ func (o *Observer) forget(since uint64) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.whole = true
-	for uid, e := range o.pods {
+	for _, e := range o.pods {
 		if e.seen <= since {
-			delete(o.pods, uid)
+			o.drop(e)
 		}
 	}
 	o.touch()
