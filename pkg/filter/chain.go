@@ -76,6 +76,12 @@ func New(cfg Config) (*Chain, error) {
 	if cfg.Remember == nil {
 		cfg.Remember = func([]Former) {}
 	}
+	cfg.Former = slices.Clone(cfg.Former)
+	for i, f := range cfg.Former {
+		if f.Until.IsZero() {
+			cfg.Former[i].Until = time.Now() // it was until the end
+		}
+	}
 	c := &Chain{cfg: cfg, metrics: newMetrics(cfg.Registerer), sessions: newSessions(), changed: make(chan struct{}, 1), watches: map[expirer]struct{}{}}
 	if err := c.Use(nil, nil); err != nil {
 		return nil, err
@@ -94,7 +100,7 @@ type ruleset struct {
 // showed, and lists again before it goes on.
 type Former struct {
 	Rule  Rule      `json:"rule"`
-	Until time.Time `json:"until"`
+	Until time.Time `json:"until"` // zero: it still was when this was taken down
 }
 
 const (
@@ -144,9 +150,9 @@ func (c *Chain) Use(rules []Rule, more []Entry) error {
 	}
 	set.former = c.cfg.Former
 	if old := c.rules.Load(); old != nil {
-		set.former = old.past()
+		set.former = old.past(time.Now())
 	}
-	c.cfg.Remember(set.past()) // before anything is shown by it
+	c.cfg.Remember(set.past(time.Time{})) // before anything is shown by it
 	c.rules.Store(set)
 	c.metrics.use(all, set)
 	c.wake()
@@ -174,17 +180,16 @@ func (s *ruleset) add(e *Entry, r Rule) {
 	}
 }
 
-// past is what will have been in force when the ruleset ends, which may be now.
-func (s *ruleset) past() []Former {
-	now := time.Now()
-	past := slices.DeleteFunc(slices.Clone(s.former), func(o Former) bool { return now.Sub(o.Until) > formerAge })
+// past is what will have been in force when the ruleset ends.
+func (s *ruleset) past(until time.Time) []Former {
+	past := slices.DeleteFunc(slices.Clone(s.former), func(o Former) bool { return time.Since(o.Until) > formerAge })
 	for _, list := range s.byResource {
 		for _, f := range list {
 			if f.Filter == nil {
 				continue
 			}
 			past = slices.DeleteFunc(past, func(o Former) bool { return reflect.DeepEqual(o.Rule, f.rule) })
-			past = append(past, Former{f.rule, now})
+			past = append(past, Former{f.rule, until})
 		}
 	}
 	return past[max(0, len(past)-maxFormer):]

@@ -38,7 +38,7 @@ func (c *Chain) RoundTrip(req *http.Request) (*http.Response, error) {
 	rules := c.rules.Load()
 	filters, observers := rules.match(r)
 	if tracked := rules.tracked(r, filters); len(filters) == 0 && (!tracked || !readable(req)) {
-		if q := req.URL.Query(); tracked && r.Verb == "watch" && resumes(q) && c.sessions.claimed(req.URL, q.Get("resourceVersion"), r) {
+		if q := req.URL.Query(); tracked && r.Verb == "watch" && resumes(q) && c.sessions.doubtful(req.URL, q.Get("resourceVersion"), r) {
 			c.metrics.expired.WithLabelValues(expiredUnknown).Inc()
 			return nil, errExpired
 		}

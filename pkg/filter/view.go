@@ -160,8 +160,8 @@ func (v *view) outdated() bool {
 	return v.stale
 }
 
-// claimed reports whether a client at rv may be one that has been shown what an outdated
-// view says.
+// claimed reports whether a client at rv may be one that has been shown what the view
+// says, and that has neither come back since nor been told to list again.
 func (v *view) claimed(rv string, now time.Time) bool {
 	return (v.live && !v.told || v.claims > 0 && now.Sub(v.used) <= claimAge) && (v.unknown || v.spans(rv))
 }
@@ -207,6 +207,10 @@ func (v *view) replaced(newer *view) bool {
 	age := newer.used.Sub(v.used)
 	if v.outdated() {
 		v.empty()
+		if v.unknown && newer.unknown {
+			newer.claims += v.claims
+			return true
+		}
 		return v.claims == 0 || age > claimAge
 	}
 	if age > viewAge {
@@ -265,49 +269,50 @@ func (v *view) empty() {
 func (s *sessions) resume(u *url.URL, rv string, p *pipeline) *view {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var at, claimed, doubt *view
-	for _, rep := range []codec.Representation{{Protobuf: true}, {}} {
-		for _, old := range s.byKey[sessionKey(p.request, u, rep)] {
-			switch {
-			case old.outdated():
-				if old.claimed(rv, time.Now()) {
-					doubt = old
-				}
-			case old.reaches(rv) && (old.held != nil) == p.withholds():
-				if at = old; old.claims > 0 {
-					claimed = old
-				}
-			}
+	if s.doubts(u, rv, p.request) {
+		return nil
+	}
+	var at *view // with as much as is remembered of objects
+	for _, old := range s.of(p.request, u) {
+		if old.reaches(rv) && (old.held != nil) == p.withholds() && !old.outdated() && (at == nil || at.bytes < old.bytes) {
+			at = old
 		}
 	}
-	switch {
-	case doubt != nil && at == nil && !doubt.live:
-		doubt.claims-- // this is it
+	if at == nil {
 		return nil
-	case doubt != nil || at == nil:
-		return nil
-	case claimed != nil:
-		claimed.claims--
 	}
 	v := &view{sessions: s, pipeline: p, rep: at.rep, from: rv, to: rv, last: rv, held: maps.Clone(at.held), bytes: at.bytes}
 	s.bytes += v.bytes
 	return v
 }
 
-// claimed reports whether a client at rv, of whose answers nothing is known, may have been
-// shown something else than what there is.
-func (s *sessions) claimed(u *url.URL, rv string, r *Request) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, rep := range []codec.Representation{{Protobuf: true}, {}} {
-		for _, old := range s.byKey[sessionKey(r, u, rep)] {
-			if old.outdated() && old.claimed(rv, time.Now()) {
-				old.claims = max(0, old.claims-1)
-				return true
-			}
+// of returns the views of who watches the same. The caller holds mu.
+func (s *sessions) of(r *Request, u *url.URL) []*view {
+	return slices.Concat(s.byKey[sessionKey(r, u, codec.Representation{Protobuf: true})], s.byKey[sessionKey(r, u, codec.Representation{})])
+}
+
+// doubts reports whether a client that comes back at rv may be one that has been shown
+// what is outdated. If nobody else can be meant, its claim is settled: it goes on, or it is
+// told to list again. The caller holds mu.
+func (s *sessions) doubts(u *url.URL, rv string, r *Request) (doubt bool) {
+	var claims []*view
+	for _, v := range s.of(r, u) {
+		if v.claimed(rv, time.Now()) {
+			claims = append(claims, v)
+			doubt = v.outdated() || doubt
 		}
 	}
-	return false
+	if len(claims) == 1 && !claims[0].live {
+		claims[0].claims--
+	}
+	return doubt
+}
+
+// doubtful does for a client of whose answers nothing is known what resume does.
+func (s *sessions) doubtful(u *url.URL, rv string, r *Request) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.doubts(u, rv, r)
 }
 
 // discard gives up a view that was not put.

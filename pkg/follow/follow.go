@@ -147,11 +147,12 @@ func (t *Table[T]) Run(ctx context.Context) error {
 		}
 		logger.V(4).Info("Follows no more", "reason", err)
 		t.fail(err)
+		period := wait
 		var refusal *Refusal
 		if errors.As(err, &refusal) && refusal.Code < http.StatusInternalServerError && refusal.Code != http.StatusTooManyRequests {
-			wait = refusedPeriod
+			period = refusedPeriod
 		}
-		timer := time.NewTimer(wait)
+		timer := time.NewTimer(period)
 		select {
 		case <-ctx.Done():
 		case <-link:
