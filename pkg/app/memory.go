@@ -15,8 +15,8 @@ import (
 const restPeriod = 3 * time.Second
 
 // giveBack returns to the system, once the agent is at rest, what a burst of work has
-// left behind: the runtime would keep it for minutes, and on a small node others need
-// it. It costs one collection of a small heap after each burst, and nothing under load.
+// left behind: the runtime would keep it for minutes, and the kernel the pages of code that
+// ran once, and on a small node others need both. It costs one collection of a small heap after each burst, and nothing under load.
 // It returns nil when ctx ends.
 func giveBack(ctx context.Context) error {
 	tick := time.NewTicker(restPeriod)
@@ -31,6 +31,7 @@ func giveBack(ctx context.Context) error {
 		now := collections()
 		if now == before && now != given {
 			debug.FreeOSMemory() // which collects, too
+			unmapImage()
 			given = collections()
 			now = given
 		}
