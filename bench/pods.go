@@ -22,6 +22,10 @@ func newPod(p podSet, i int) *corev1.Pod {
 	}
 	app := fmt.Sprintf("app-%d", i/10)
 	yes := true
+	container := newContainer(app)
+	if p.env {
+		container.Env = append(container.Env, corev1.EnvVar{Name: "KUBERNETES_SERVICE_HOST", Value: "10.0.0.1"}, corev1.EnvVar{Name: "KUBERNETES_SERVICE_PORT", Value: "443"})
+	}
 	return &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
 			Name: fmt.Sprintf("pod-%05d", i), Namespace: p.namespace,
@@ -31,7 +35,7 @@ func newPod(p podSet, i int) *corev1.Pod {
 				UID: "7d5a2c1e-0e3f-4f6c-9b1d-2f8a6c4e9d10", Controller: &yes, BlockOwnerDeletion: &yes}},
 		},
 		Spec: corev1.PodSpec{
-			NodeName: node, Containers: []corev1.Container{newContainer(app)}, PriorityClassName: "",
+			NodeName: node, Containers: []corev1.Container{container}, PriorityClassName: "",
 			Volumes: []corev1.Volume{{Name: "tmp", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}},
 				{Name: "config", VolumeSource: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: configOf(i)}}}}},
 		},

@@ -22,6 +22,7 @@ type podSet struct {
 	namespace string
 	n         int
 	node      string // "": on 50 nodes
+	env       bool   // says where the API server is
 }
 
 // A mapSet is a namespace full of ConfigMaps.

@@ -136,6 +136,9 @@ func (s *scope) apply(kind watch.EventType, o *object) {
 // put makes o the version of its name and returns how a watcher sees that.
 func (s *scope) put(o *object) watch.EventType {
 	kind, urgent, heartbeat := watch.Added, true, false
+	if o.generation == 0 && s.log.name.heartbeats() {
+		o.generation = labelGeneration(s.key.Representation, o.bare)
+	}
 	if old := s.objects[o.key]; old != nil {
 		kind, o.added = watch.Modified, old.added
 		heartbeat = s.log.name.heartbeats()
@@ -151,6 +154,16 @@ func (s *scope) put(o *object) watch.EventType {
 		s.log.touch(urgent)
 	}
 	return kind
+}
+
+// labelGeneration stands in for the generation of what has none and reports all the time
+// that it is alive: Nodes. What pool a node is in must not be lost with the reports.
+func labelGeneration(rep codec.Representation, bare []byte) int64 {
+	sum, err := codec.HashLabels(rep, bare)
+	if err != nil {
+		return 0
+	}
+	return int64(sum >> 1)
 }
 
 // bury turns the name of o into a tombstone. o holds the last state with the

@@ -5,6 +5,7 @@ package codec
 
 import (
 	"fmt"
+	"hash/fnv"
 	"time"
 
 	"google.golang.org/protobuf/encoding/protowire"
@@ -193,6 +194,25 @@ func ReadAnnotation(rep Representation, bare []byte, key string) (string, bool, 
 		return "", false, fmt.Errorf("read annotation of %s object: %w", rep, err)
 	}
 	return value, found, nil
+}
+
+// HashLabels tells labels from others, whatever their order and encoding: equal ones have
+// the same hash. It is the same in every process. Errors are those of [ReadMeta].
+func HashLabels(rep Representation, bare []byte) (uint64, error) {
+	var sum uint64
+	err := eachOfMap(rep, bare, "labels", metaLabels, func(k []byte, v func() (string, error)) error {
+		value, err := v()
+		h := fnv.New64a()
+		h.Write(k)
+		h.Write([]byte{0})
+		h.Write([]byte(value))
+		sum += h.Sum64()
+		return err
+	})
+	if err != nil {
+		return 0, fmt.Errorf("read labels of %s object: %w", rep, err)
+	}
+	return sum, nil
 }
 
 // eachOfMap calls do for each entry of a map of strings in the metadata, in order.

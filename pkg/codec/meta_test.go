@@ -5,11 +5,14 @@ package codec
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -222,5 +225,48 @@ func TestReadStatus(t *testing.T) {
 		if shape, _, err := DecodeObject(rep, frame.Object); err != nil || shape != want {
 			t.Errorf("DecodeObject() = %v, %v, want %v", shape, err, want)
 		}
+	}
+}
+
+// Labels in another order or encoding have the same hash, and others another one.
+func TestHashLabels(t *testing.T) {
+	hash := func(o *corev1.Node) (sums [2]uint64) {
+		proto, err := o.Marshal()
+		if err != nil {
+			t.Fatal(err)
+		}
+		js, err := json.Marshal(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, bare := range [][]byte{proto, js} {
+			if sums[i], err = HashLabels(Representation{Protobuf: i == 0}, bare); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return sums
+	}
+	labelled := func(labels map[string]string) *corev1.Node {
+		return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", Labels: labels, Annotations: map[string]string{"a": "b"}}}
+	}
+	seen := map[uint64]string{}
+	for _, labels := range []map[string]string{nil, {"a": "b"}, {"a": "c"}, {"ab": ""}, {"a": "b", "c": "d"}, {"a": "d", "c": "b"}} {
+		sums := hash(labelled(labels))
+		if sums[0] != sums[1] {
+			t.Errorf("HashLabels(%v) = %x in protobuf, %x in JSON", labels, sums[0], sums[1])
+		}
+		if other, ok := seen[sums[0]]; ok {
+			t.Errorf("HashLabels(%v) = HashLabels(%s)", labels, other)
+		}
+		seen[sums[0]] = fmt.Sprint(labels)
+	}
+	rep := Representation{}
+	a, err1 := HashLabels(rep, []byte(`{"metadata":{"labels":{"a":"b","c":"d"}}}`))
+	b, err2 := HashLabels(rep, []byte(`{"metadata":{"labels":{"c":"d","a":"b"}}}`))
+	if a != b || err1 != nil || err2 != nil {
+		t.Errorf("HashLabels() in two orders = %x, %x, %v, %v", a, b, err1, err2)
+	}
+	if _, err := HashLabels(rep, []byte(`{"metadata":{"labels":{"a":1}}}`)); !errors.Is(err, ErrMalformed) {
+		t.Errorf("HashLabels(a number) = %v, want ErrMalformed", err)
 	}
 }

@@ -5,11 +5,7 @@ package feeds
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"math/rand/v2"
-	"os"
-	"path/filepath"
 	"slices"
 	"sync"
 	"testing"
@@ -17,7 +13,6 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
-	"github.com/edgehub/edgehub/test/controlplane"
 	"github.com/edgehub/edgehub/test/process"
 	"github.com/edgehub/edgehub/test/rig"
 )
@@ -48,7 +43,7 @@ func TestRandom(t *testing.T) {
 	t.Parallel()
 	seed, steps := rig.Seed(t), rig.Number(t, "EDGEHUB_STEPS", stepsByDefault)
 	w := &walk{Rig: newRig(t), rng: rand.New(rand.NewPCG(seed, 0)), truths: map[string]*truth{}, done: map[string]int{}}
-	t.Cleanup(func() { keepSeed(t, seed, steps) })
+	t.Cleanup(func() { rig.KeepSeed(t, "./test/feeds", seed, steps) })
 	process.Run(t, w.Hub)
 	w.WaitLink(true)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -235,28 +230,4 @@ func (f *follower) trail() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return append([]string(nil), f.trace...)
-}
-
-// keepSeed writes down a seed that failed.
-func keepSeed(t *testing.T, seed uint64, steps int) {
-	if !t.Failed() {
-		return
-	}
-	root, err := controlplane.Root()
-	if err != nil {
-		t.Error(err)
-		return
-	}
-	path := filepath.Join(root, ".bin", "failed-seeds.txt")
-	line := fmt.Sprintf("EDGEHUB_SEED=%d EDGEHUB_STEPS=%d go test ./test/feeds -run '^%s$' # %s\n", seed, steps, t.Name(), time.Now().Format(time.RFC3339))
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	if err != nil {
-		t.Error(err)
-		return
-	}
-	_, err = f.WriteString(line)
-	if err := errors.Join(err, f.Close()); err != nil {
-		t.Error(err)
-	}
-	t.Logf("kept in %s: %s", path, line)
 }

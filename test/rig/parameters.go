@@ -4,12 +4,17 @@
 package rig
 
 import (
+	"errors"
+	"fmt"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"testing"
 	"time"
+
+	"github.com/edgehub/edgehub/test/controlplane"
 )
 
 // Number is an environment variable, or what is used without it.
@@ -39,6 +44,32 @@ func Seed(t testing.TB) uint64 {
 	}
 	t.Logf("EDGEHUB_SEED=%d", s)
 	return s
+}
+
+// KeepSeed writes down, in .bin/failed-seeds.txt, how a test of a package, such as
+// ./test/feeds, that has failed is run again. It is for t.Cleanup.
+func KeepSeed(t testing.TB, pkg string, seed uint64, steps int) {
+	t.Helper()
+	if !t.Failed() {
+		return
+	}
+	root, err := controlplane.Root()
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	path := filepath.Join(root, ".bin", "failed-seeds.txt")
+	line := fmt.Sprintf("EDGEHUB_SEED=%d EDGEHUB_STEPS=%d go test %s -run '^%s$' # %s\n", seed, steps, pkg, t.Name(), time.Now().Format(time.RFC3339))
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	_, err = f.WriteString(line)
+	if err := errors.Join(err, f.Close()); err != nil {
+		t.Error(err)
+	}
+	t.Logf("kept in %s: %s", path, line)
 }
 
 // Percentile returns the p-th percentile of durations, p from 0 to 100.
