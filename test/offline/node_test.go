@@ -36,8 +36,8 @@ func (w *world) alreadyExists(c *caller, a ask) {
 }
 
 // ownNodeCreate fails without the rule create_exists: kubelet tries to register for
-// ever, and does nothing else. It also fails if the rule holds for a Node that is not
-// recorded, another one, or another caller.
+// ever, and does nothing else. It also fails if the rule holds for another Node, or another
+// caller.
 func (w *world) ownNodeCreate() row {
 	register := func(name, media string) ask {
 		return create("/api/v1/nodes", media, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"kubernetes.io/hostname": name}}})
@@ -58,7 +58,7 @@ func (w *world) ownNodeCreate() row {
 				w.refused(w.node, register("n9", media))
 				w.refused(w.node, register(otherNode, media))
 				w.refused(w.callers[operator], register(rig.NodeName, media))
-				w.refused(w.stranger, register(otherNode, media))
+				w.alreadyExists(w.stranger, register(otherNode, media)) // its hub has looked for the pool of its Node
 			}
 		},
 	}
@@ -123,7 +123,7 @@ func (w *world) ownNodePatchStatus() row {
 			w.refused(w.node, strategic(ownNode))
 			w.refused(w.node, strategic("/api/v1/nodes/"+otherNode+"/status"))
 			w.refused(w.callers[operator], strategic(path))
-			w.refused(w.stranger, strategic("/api/v1/nodes/"+otherNode+"/status"))
+			w.replayed(w.stranger, strategic("/api/v1/nodes/"+otherNode+"/status"), http.StatusOK) // as above
 			n := *last
 			w.refused(w.node, ask{method: http.MethodPut, path: path, body: encode(rig.JSON, &n)})
 		},
