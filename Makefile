@@ -21,7 +21,7 @@ binaries: ## what the tests run against (etcd, Kubernetes), built once into .bin
 .PHONY: test
 test: binaries ## go vet and every test, with the race detector; none from the cache, which does not see the agent that they build
 	go vet ./...
-	go test -race -count=1 -timeout 30m -p $(TESTS_AT_ONCE) ./...
+	go test -race -count=1 -timeout 30m -p $(TESTS_AT_ONCE) ./test/... ./... # the long ones first
 
 .PHONY: demo
 demo: ## a node is cut off, restarted, and comes back: with a real API server and kubelet

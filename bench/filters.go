@@ -36,7 +36,7 @@ type filterChain struct {
 var filterChains = []filterChain{
 	{name: "none", config: configHead, rounds: listRounds},
 	{name: "observers", target: atLeast(90), rounds: listRounds},
-	{name: "one that changes every pod (serviceenvupdater)", config: configHead + "- name: serviceenvupdater\n" + everybody, rounds: listRounds,
+	{name: "one that changes every pod (serviceenvupdater)", config: configHead + "- name: serviceenvupdater\n" + everybody, rounds: 2,
 		args: []string{"--link-local-address=" + podsAddress + ":10268", "--link-local-interface=lo"}},
 	{name: "one in CEL that does", config: configHead + "cel:\n- name: mark\n" + everybody + "  resources: [pods]\n  match: 'true'\n  set:\n  - path: metadata.labels[\"example.com/edge\"]\n    value: '\"true\"'\n", rounds: 1},
 }

@@ -101,6 +101,7 @@ type observation struct {
 	Observation
 	objects, seconds prometheus.Counter
 	seen             int
+	object           Object // of the call that is under way
 }
 
 // timedEach is of how many objects one is timed: to look at the clock twice takes as long
@@ -109,12 +110,13 @@ const timedEach = 16
 
 func (o *observation) see(kind watch.EventType, shape codec.Shape, bare []byte) {
 	o.objects.Inc()
+	o.object = Object{shape: shape, bare: bare}
 	if o.seen++; o.seen%timedEach != 1 {
-		o.See(kind, NewObject(shape, bare))
+		o.See(kind, &o.object)
 		return
 	}
 	start := time.Now()
-	o.See(kind, NewObject(shape, bare))
+	o.See(kind, &o.object)
 	o.seconds.Add(timedEach * time.Since(start).Seconds())
 }
 
