@@ -162,7 +162,7 @@ func (f *filters) compile(r config.CELRule) (filter.Entry, error) {
 // fieldErrors says in the words of the configuration what is wrong with a rule.
 func fieldErrors(err error) error {
 	var all []error
-	if joined, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // it is what errors.Join makes
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
 		for _, e := range joined.Unwrap() {
 			all = append(all, fieldErrors(e))
 		}

@@ -197,7 +197,7 @@ func (r *rig) answer(a ask) (code int, body []byte, resp *http.Response) {
 
 func status(t testing.TB, err error) metav1.Status {
 	t.Helper()
-	s, ok := err.(apierrors.APIStatus) //nolint:errorlint // of its own
+	s, ok := err.(apierrors.APIStatus)
 	if !ok {
 		t.Fatalf("RoundTrip() = %v, want an APIStatus", err)
 	}

@@ -227,7 +227,7 @@ func (p *pipeline) list(req *http.Request, resp *http.Response, rep codec.Repres
 		err = fmt.Errorf("%w: a part of one", codec.ErrNotList)
 	}
 	if err != nil {
-		g.Close()
+		_ = g.Close() // it holds nothing that is wanted
 		p.chain.sessions.discard(view)
 		if status := (*apierrors.StatusError)(nil); errors.As(err, &status) {
 			return status

@@ -7,11 +7,11 @@ package nodepool
 type State string
 
 const (
-	// Unknown: there is no answer yet, or no such Node.
+	// Unknown means: there is no answer yet, or no such Node.
 	Unknown State = "unknown"
-	// Known: the API server says so.
+	// Known means: the API server says so.
 	Known State = "known"
-	// Stale: the API server said so, but the link is down and nobody vouches for it now.
+	// Stale means: the API server said so, but the link is down and nobody vouches for it now.
 	Stale State = "stale"
 )
 
@@ -19,11 +19,11 @@ const (
 type Origin string
 
 const (
-	// FromNothing: the node is in no pool, or that is unknown.
+	// FromNothing means: the node is in no pool, or that is unknown.
 	FromNothing Origin = ""
-	// FromPool: the NodePool.
+	// FromPool means: the NodePool.
 	FromPool Origin = "NodePool"
-	// FromLabel: only the label of the node, as its NodePool does not exist or cannot be read.
+	// FromLabel means: only the label of the node, as its NodePool does not exist or cannot be read.
 	FromLabel Origin = "NodeLabel"
 )
 
@@ -31,15 +31,16 @@ const (
 type Drift string
 
 const (
+	// NoDrift means: they do not differ.
 	NoDrift Drift = ""
-	// LabelMissing: the pool is a host-network pool, the node lacks the label.
+	// LabelMissing means: the pool is a host-network pool, the node lacks the label.
 	LabelMissing Drift = "LabelMissing"
-	// LabelNotTrue: the pool is a host-network pool, and the label has a value that does
+	// LabelNotTrue means: the pool is a host-network pool, and the label has a value that does
 	// not count.
 	LabelNotTrue Drift = "LabelNotTrue"
-	// LabelLeftOver: the node has the label, but its pool, if any, is no host-network pool.
+	// LabelLeftOver means: the node has the label, but its pool, if any, is no host-network pool.
 	LabelLeftOver Drift = "LabelLeftOver"
-	// PoolMissing: the node names a pool that does not exist.
+	// PoolMissing means: the node names a pool that does not exist.
 	PoolMissing Drift = "PoolMissing"
 )
 

@@ -41,8 +41,8 @@ const (
 	Cloud = "Cloud"
 )
 
+// What NodePools are called. They have no namespace.
 const (
-	// Group and Resource are those of NodePools, which have no namespace.
 	Group    = "apps.openyurt.io"
 	Resource = "nodepools"
 )

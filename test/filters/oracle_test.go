@@ -172,7 +172,7 @@ func (w *world) slice(program string, o *discoveryv1.EndpointSlice) {
 
 func (w *world) endpoints(program string, o *corev1.Endpoints) { //nolint:staticcheck // see above
 	service := o.Namespace + "/" + o.Name
-	near := func(all []corev1.EndpointAddress) (seen []corev1.EndpointAddress) { //nolint:staticcheck // see above
+	near := func(all []corev1.EndpointAddress) (seen []corev1.EndpointAddress) {
 		for _, a := range all {
 			if w.sees(program, service, a.NodeName) {
 				seen = append(seen, a)

@@ -29,7 +29,6 @@ const (
 
 var (
 	colors    = []string{"red", "green", "blue"}
-	programs  = []string{"alpha", "beta", "gamma", "delta"}
 	resources = []string{"configmaps", "services", "widgets"}
 	groups    = map[string]string{"configmaps": "configmaps", "services": "services", "widgets": "widgets.example.com"}
 )

@@ -170,7 +170,7 @@ func TestDependent(t *testing.T) {
 		if got != tc.want {
 			t.Errorf("New(%+v) is a Dependent: %t, want %t", tc.rule, got, tc.want)
 		}
-		if got && d.Ready() != errNotReady {
+		if got && !errors.Is(d.Ready(), errNotReady) {
 			t.Errorf("Ready() = %v, want %v", d.Ready(), errNotReady)
 		}
 		if f.Name() != "cel/a" {

@@ -168,7 +168,7 @@ func (p *parser) compile(v value, r CELRule, places map[string]value) {
 		return
 	}
 	errs := []error{err}
-	if joined, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // only what errors.Join returns, not what is inside
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
 		errs = joined.Unwrap()
 	}
 	for _, err := range errs {

@@ -23,15 +23,15 @@ import (
 type Kind string
 
 const (
-	// NoPodNetwork: a pod that is not on the host network, on a node in a host-network
+	// NoPodNetwork means: a pod that is not on the host network, on a node in a host-network
 	// pool, where it has no network but lo.
 	NoPodNetwork Kind = "NoPodNetwork"
-	// HostPortConflict: a pod wants a host port that another one on this node, or the
+	// HostPortConflict means: a pod wants a host port that another one on this node, or the
 	// pod itself, has too.
 	HostPortConflict Kind = "HostPortConflict"
-	// ExcludedPodOnHostNetworkPool: a pod asks to stay off host-network pools and is on one.
+	// ExcludedPodOnHostNetworkPool means: a pod asks to stay off host-network pools and is on one.
 	ExcludedPodOnHostNetworkPool Kind = "ExcludedPodOnHostNetworkPool"
-	// PoolLabelDrift: the NodePool and the labels of the node differ.
+	// PoolLabelDrift means: the NodePool and the labels of the node differ.
 	PoolLabelDrift Kind = "PoolLabelDrift"
 )
 

@@ -198,7 +198,7 @@ func keepNear(o *filter.Object, near func(node *string) bool) (filter.Verdict, e
 
 func keepNearEndpoints(e *corev1.Endpoints, near func(node *string) bool) filter.Verdict { //nolint:staticcheck // see above
 	verdict := filter.Keep
-	far := func(a corev1.EndpointAddress) bool { //nolint:staticcheck // see above
+	far := func(a corev1.EndpointAddress) bool {
 		if near(a.NodeName) {
 			return false
 		}
