@@ -37,7 +37,8 @@ func newPod(p *corev1.Pod) *pod {
 // An entry is a pod of the node, by its uid, and when it was last seen.
 type entry struct {
 	*pod
-	seen uint64
+	seen    uint64
+	version uint64 // the resourceVersion as a number, 0 if it is none
 }
 
 // An observation is one list or watch of the node's pods. Several may be under way: an
@@ -101,13 +102,28 @@ func (o *Observer) hasVersion(id codec.Identity) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.key = append(append(append(o.key[:0], id.Namespace...), '/'), id.Name...)
-	e := o.byName[string(o.key)]
-	if e == nil || e.resourceVersion != string(id.ResourceVersion) {
+	e, version := o.byName[string(o.key)], number(id.ResourceVersion)
+	if e == nil || version == 0 || e.version != version {
 		return false
 	}
 	o.clock++
 	e.seen = o.clock
 	return true
+}
+
+// number reads a resourceVersion, 0 for one that is no number.
+func number(rv []byte) (n uint64) {
+	const most = 19 // digits that always fit
+	if len(rv) > most {
+		return 0
+	}
+	for _, c := range rv {
+		if c < '0' || c > '9' {
+			return 0
+		}
+		n = 10*n + uint64(c-'0')
+	}
+	return n
 }
 
 // has reports whether this state of a pod is known already, or a later one.
@@ -135,7 +151,7 @@ func (o *Observer) put(s *observation, p *pod) {
 	}
 	o.clock++
 	was := o.pods[p.uid]
-	e := &entry{p, o.clock}
+	e := &entry{p, o.clock, number([]byte(p.resourceVersion))}
 	o.pods[p.uid], o.byName[p.namespace+"/"+p.name] = e, e
 	if was == nil || !same(was.pod, p) {
 		o.touch()
