@@ -30,7 +30,7 @@ var arrows = map[string][]string{
 		"pkg/filter", "pkg/follow", "pkg/nodepool", "pkg/hostport"},
 	"pkg/proxy":          {"pkg/identity"},
 	"pkg/proxy/contract": {},
-	"pkg/identity":       {},
+	"pkg/identity":       {"pkg/datadir"},
 	"pkg/upstream":       {},
 	"pkg/datadir":        {},
 	"pkg/linklocal":      {},

@@ -219,7 +219,7 @@ func (f formerFile) load(ctx context.Context) (former []filter.Former) {
 func (f formerFile) save(ctx context.Context, former []filter.Former) {
 	b, err := json.Marshal(former)
 	if err == nil {
-		err = datadir.WriteFile(string(f), b)
+		err = datadir.WriteFile(string(f), b, 0o600)
 	}
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Which filters are in force is not written down", "path", string(f))

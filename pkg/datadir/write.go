@@ -9,9 +9,10 @@ import (
 	"path/filepath"
 )
 
-// WriteFile puts b in place of a file, for its owner alone, such that a crash leaves the
-// old or the new one, and the new one once it has returned. nil removes the file.
-func WriteFile(file string, b []byte) (err error) {
+// WriteFile puts b in place of a file, with this mode whatever the umask, such that a crash
+// leaves the old or the new one, and the new one once it has returned. On an error the old
+// one stays. nil removes the file.
+func WriteFile(file string, b []byte, mode os.FileMode) (err error) {
 	temporary := file + ".tmp" // one name for all tries: a crash leaves at most one behind
 	if err := os.Remove(temporary); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
@@ -25,7 +26,7 @@ func WriteFile(file string, b []byte) (err error) {
 		}
 		return syncDir(filepath.Dir(file))
 	}
-	f, err := os.OpenFile(temporary, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	f, err := os.OpenFile(temporary, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
 	if err != nil {
 		return err
 	}
@@ -35,6 +36,9 @@ func WriteFile(file string, b []byte) (err error) {
 		}
 	}()
 	_, err = f.Write(b)
+	if err == nil {
+		err = f.Chmod(mode)
+	}
 	if err == nil {
 		err = f.Sync()
 	}

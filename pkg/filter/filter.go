@@ -62,7 +62,7 @@ type Conditional interface {
 	Usable() error
 }
 
-// An Observer looks at what clients are sent, which it cannot change. Methods must be
+// An Observer looks at what clients are answered, before any filter, and cannot change it. Methods must be
 // safe for concurrent use and must not do I/O.
 type Observer interface {
 	Name() string

@@ -20,6 +20,8 @@ import (
 	"os"
 	"path/filepath"
 	"time"
+
+	"github.com/edgehub/edgehub/pkg/datadir"
 )
 
 const (
@@ -115,7 +117,7 @@ func makeKey(file string) (*ecdsa.PrivateKey, error) {
 	if err != nil {
 		return nil, err
 	}
-	return key, writeFile(file, raw, privateMode)
+	return key, datadir.WriteFile(file, raw, privateMode)
 }
 
 func makeAuthority(file string, key *ecdsa.PrivateKey) (*authority, error) {
@@ -143,7 +145,7 @@ func makeAuthority(file string, key *ecdsa.PrivateKey) (*authority, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := writeFile(file, certPEM(cert), publicMode); err != nil {
+	if err := datadir.WriteFile(file, certPEM(cert), publicMode); err != nil {
 		return nil, err
 	}
 	return &authority{cert: cert, key: key}, nil
@@ -241,7 +243,7 @@ func savePair(file string, cert *tls.Certificate) error {
 	for _, der := range cert.Certificate {
 		raw = append(raw, pem.EncodeToMemory(&pem.Block{Type: pemCert, Bytes: der})...)
 	}
-	return writeFile(file, raw, privateMode)
+	return datadir.WriteFile(file, raw, privateMode)
 }
 
 // loadPair reads what savePair has written, if it is whole and of one key.
@@ -278,44 +280,4 @@ func restrict(path string, mode os.FileMode) error {
 		return nil
 	}
 	return os.Chmod(path, info.Mode().Perm()&mode)
-}
-
-// writeFile replaces file durably, or leaves it as it is.
-func writeFile(file string, raw []byte, mode os.FileMode) (err error) {
-	// One name for all tries: a crash leaves at most one behind.
-	temporary := file + ".tmp"
-	if err := os.Remove(temporary); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return err
-	}
-	f, err := os.OpenFile(temporary, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			_ = os.Remove(temporary)
-		}
-	}()
-	_, err = f.Write(raw)
-	if err == nil {
-		err = f.Chmod(mode) // whatever the umask
-	}
-	if err == nil {
-		err = f.Sync()
-	}
-	if err = errors.Join(err, f.Close()); err != nil {
-		return err
-	}
-	if err = os.Rename(temporary, file); err != nil {
-		return err
-	}
-	return syncDir(filepath.Dir(file))
-}
-
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
 }

@@ -26,6 +26,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/endpoints/request"
+
+	"github.com/edgehub/edgehub/pkg/datadir"
 )
 
 const (
@@ -217,7 +219,7 @@ func (r *signingRequest) save(file string) error {
 		return err
 	}
 	block := &pem.Block{Type: pemCSR, Headers: map[string]string{pemName: r.name}, Bytes: r.der}
-	return writeFile(file, append(pem.EncodeToMemory(block), raw...), privateMode)
+	return datadir.WriteFile(file, append(pem.EncodeToMemory(block), raw...), privateMode)
 }
 
 // parse returns a stored request, nil if what it asks for is not wanted.

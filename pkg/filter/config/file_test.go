@@ -10,8 +10,6 @@ import (
 	"path/filepath"
 	"syscall"
 	"testing"
-
-	"github.com/edgehub/edgehub/pkg/datadir"
 )
 
 func TestFileReload(t *testing.T) {
@@ -131,33 +129,4 @@ func TestFileBehindALink(t *testing.T) {
 		pass(2 * pollPeriod)
 		b.want("dangling", []string{"masterservice", "servicetopology"}, "file", map[string]string{"file": "open filters.yaml: no such file or directory"})
 	})
-}
-
-func TestCopyIsReplacedWhole(t *testing.T) {
-	dir := t.TempDir()
-	path := filepath.Join(dir, "copy")
-	if err := errors.Join(datadir.WriteFile(path, []byte("one")), os.Mkdir(path+".tmp", 0o700), os.Mkdir(path+".tmp/x", 0o700)); err != nil {
-		t.Fatal(err)
-	}
-	if err := datadir.WriteFile(path, []byte("two")); err == nil {
-		t.Error("datadir.WriteFile() with the temporary name taken = nil, want an error")
-	}
-	if b, err := os.ReadFile(path); err != nil || string(b) != "one" {
-		t.Errorf("the file = %q, %v, want the old content", b, err)
-	}
-	if err := errors.Join(os.RemoveAll(path+".tmp"), os.WriteFile(path+".tmp", []byte("left by a crash"), 0o600), os.Link(path, path+".old"), datadir.WriteFile(path, []byte("two"))); err != nil {
-		t.Fatal(err)
-	}
-	if b, err := os.ReadFile(path + ".old"); err != nil || string(b) != "one" {
-		t.Errorf("another name of the old file = %q, %v, want the old content: it was written in place", b, err)
-	}
-	if b, err := os.ReadFile(path); err != nil || string(b) != "two" {
-		t.Errorf("the file = %q, %v, want the new content", b, err)
-	}
-	if err := errors.Join(datadir.WriteFile(path, nil), datadir.WriteFile(path, nil)); err != nil {
-		t.Errorf("datadir.WriteFile(nothing), twice = %v, want nil", err)
-	}
-	if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("Stat(the removed file) = %v, want %v", err, os.ErrNotExist)
-	}
 }

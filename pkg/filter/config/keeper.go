@@ -392,7 +392,7 @@ func (k *Keeper) save(ctx context.Context) {
 		return
 	}
 	before := k.unsaved
-	if k.unsaved = datadir.WriteFile(k.lastGood.name, b); k.unsaved == nil {
+	if k.unsaved = datadir.WriteFile(k.lastGood.name, b, 0o600); k.unsaved == nil {
 		k.onDisk, k.lastGood.err = b, nil
 		set(k.metrics.valid, k.lastGood.kind, true)
 		return
