@@ -15,6 +15,7 @@ import (
 const (
 	tailLines = 12
 	tailBytes = 16 << 10
+	lineBytes = 300
 )
 
 // Log returns the path of the log file, which holds standard output and standard
@@ -47,6 +48,12 @@ func readTail(path string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	lines := bytes.SplitAfter(bytes.TrimRight(b, "\n"), []byte("\n"))
-	return bytes.Join(lines[max(0, len(lines)-tailLines):], nil), nil
+	lines := bytes.Split(bytes.TrimRight(b, "\n"), []byte("\n"))
+	lines = lines[max(0, len(lines)-tailLines):]
+	for i, l := range lines {
+		if len(l) > lineBytes {
+			lines[i] = append(l[:lineBytes:lineBytes], " ..."...)
+		}
+	}
+	return bytes.Join(lines, []byte("\n")), nil
 }

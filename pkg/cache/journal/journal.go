@@ -293,7 +293,10 @@ func (j *Journal) writeFormat() {
 func (j *Journal) purge(dir string) {
 	names, err := j.fs.ReadDir(dir)
 	for _, name := range names {
-		err = errors.Join(err, j.fs.Remove(path.Join(dir, name)))
+		// A View that is closed at the same time unlinks its own.
+		if e := j.fs.Remove(path.Join(dir, name)); !errors.Is(e, fs.ErrNotExist) {
+			err = errors.Join(err, e)
+		}
 	}
 	if err = errors.Join(err, j.fs.Remove(dir)); err != nil {
 		j.stats.failures.Add(1)

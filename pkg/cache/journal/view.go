@@ -7,6 +7,7 @@ import (
 	"container/list"
 	"errors"
 	"fmt"
+	"io/fs"
 	"path"
 	"slices"
 	"sync"
@@ -167,7 +168,8 @@ func (l *Log) reap(dead []*segment) {
 		if removed || l.shared || l.j.isClosed() {
 			continue // the directory goes as a whole, or a later open cleans up
 		}
-		if err := l.j.fs.Remove(path.Join(dir, segmentName(s.header.number))); err != nil {
+		// If the log has been removed since, somebody else may have emptied the directory.
+		if err := l.j.fs.Remove(path.Join(dir, segmentName(s.header.number))); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			l.j.stats.failures.Add(1)
 		}
 	}
