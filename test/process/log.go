@@ -13,9 +13,9 @@ import (
 
 // What LogTail shows.
 const (
-	tailLines = 12
+	tailLines = 8
 	tailBytes = 16 << 10
-	lineBytes = 300
+	lineBytes = 200
 )
 
 // Log returns the path of the log file, which holds standard output and standard
