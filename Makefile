@@ -4,14 +4,22 @@ GOLANGCI_LINT := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 FUZZTIME ?= 30s
 # Packages that are tested at once: most of their time is spent waiting for links to be found down.
 TESTS_AT_ONCE ?= 3
+PLATFORMS ?= linux/amd64,linux/arm64
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+IMAGE ?= edgehub:$(VERSION)
 
 .PHONY: help
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## /\1\t/' | expand -t 10
 
 .PHONY: build
-build: ## the agent, as bin/edgehub
-	CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o bin/edgehub ./cmd/edgehub
+build: ## all programs, into bin
+	CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o bin/ ./cmd/...
+
+.PHONY: image
+image: ## the image with all programs, as bin/edgehub.tar (OCI layout), without a container engine. PLATFORMS, IMAGE, VERSION
+	@mkdir -p bin
+	go run ./build/image -o bin/edgehub.tar -platform $(PLATFORMS) -tag $(IMAGE) -version $(VERSION)
 
 .PHONY: binaries
 binaries: ## what the tests run against (etcd, Kubernetes), built once into .bin
@@ -49,5 +57,5 @@ microbench: ## every Go benchmark, once
 	go test -run '^$$' -bench . -benchmem ./pkg/...
 
 .PHONY: docs
-docs: ## docs/flags.md from the program
-	go test ./pkg/app -run TestFlagsDoc -update
+docs: ## docs/flags*.md from the programs
+	go test ./pkg/app ./pkg/install ./pkg/webhook -run TestFlagsDoc -update

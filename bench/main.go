@@ -42,11 +42,16 @@ var parts = []part{
 	{"start", (*bench).starts},
 	{"disk", (*bench).disk},
 	{"size", (*bench).size},
+	{"admission", (*bench).admission},
 }
 
 func main() {
 	if len(os.Args) > 1 && os.Args[1] == "reverseproxy" {
 		fail(reverseProxy(os.Args[2:]))
+		return
+	}
+	if len(os.Args) > 1 && os.Args[1] == allowServer {
+		fail(allowAll(context.Background(), os.Args[2:]))
 		return
 	}
 	docs := flag.Bool("docs", false, "also replace the table in docs/BENCHMARKS.md")

@@ -27,7 +27,8 @@ var arrows = map[string][]string{
 	"cmd/edgehub-webhook": {"pkg/webhook"},
 	"cmd/edgehubctl":      {"pkg/cache", "pkg/cache/journal", "pkg/codec", "pkg/filter", "pkg/nodepool", "pkg/hostport", "pkg/app"},
 	"pkg/app": {"pkg/datadir", "pkg/linklocal", "pkg/outbox", "pkg/seal", "pkg/proxy", "pkg/proxy/contract", "pkg/identity", "pkg/upstream", "pkg/cache", "pkg/cache/journal", "pkg/codec",
-		"pkg/filter", "pkg/follow", "pkg/nodepool", "pkg/hostport"},
+		"pkg/filter", "pkg/follow", "pkg/install", "pkg/nodepool", "pkg/hostport"},
+	"pkg/install":        {"pkg/datadir"},
 	"pkg/proxy":          {"pkg/identity"},
 	"pkg/proxy/contract": {},
 	"pkg/identity":       {"pkg/datadir"},
@@ -43,7 +44,8 @@ var arrows = map[string][]string{
 	"pkg/filter":         {"pkg/codec", "pkg/datadir", "pkg/follow", "pkg/nodepool", "pkg/hostport"},
 	"pkg/nodepool":       {"pkg/codec", "pkg/follow"},
 	"pkg/hostport":       {},
-	"pkg/webhook":        {"pkg/nodepool", "pkg/hostport"},
+	"pkg/webhook":        {"pkg/datadir", "pkg/nodepool", "pkg/hostport"},
+	"build":              {},
 	"internal":           {},
 }
 

@@ -17,6 +17,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime/debug"
+	"slices"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -26,6 +27,7 @@ import (
 	"github.com/edgehub/edgehub/pkg/cache/journal"
 	"github.com/edgehub/edgehub/pkg/datadir"
 	"github.com/edgehub/edgehub/pkg/identity"
+	"github.com/edgehub/edgehub/pkg/install"
 	"github.com/edgehub/edgehub/pkg/linklocal"
 	"github.com/edgehub/edgehub/pkg/outbox"
 	"github.com/edgehub/edgehub/pkg/proxy"
@@ -42,12 +44,20 @@ const (
 	memoryLimitBytes = 128 << 20
 )
 
-// Main does what the command line says, without the program's name: runs the agent, or,
-// with kubeconfig as the first word, writes a kubeconfig to out. Help is printed and
-// pflag.ErrHelp.
+// Main does what the command line says, without the program's name: runs the agent, or, with
+// kubeconfig as the first word, writes a kubeconfig to out, or, with install, uninstall or
+// rollback, puts the agent onto the node or takes it away. Help is printed and pflag.ErrHelp
+// returned.
 func Main(ctx context.Context, args []string, out io.Writer) error {
-	if len(args) > 0 && args[0] == "kubeconfig" {
-		return Kubeconfig(args[1:], out)
+	switch {
+	case len(args) == 0:
+	case args[0] == "kubeconfig":
+		return install.Kubeconfig(args[1:], out)
+	case slices.Contains(install.Commands(), args[0]):
+		return install.Main(ctx, args, out, func(flags []string) error {
+			o := DefaultOptions()
+			return o.Parse(flags)
+		})
 	}
 	options := DefaultOptions()
 	if err := options.Parse(args); err != nil {
@@ -64,7 +74,7 @@ func Main(ctx context.Context, args []string, out io.Writer) error {
 func Run(ctx context.Context, o Options) (err error) {
 	limitMemory()
 	reg := prometheus.NewRegistry()
-	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), collectors.NewBuildInfoCollector())
+	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), collectors.NewBuildInfoCollector(), install.Placed())
 	if err := datadir.Prepare(ctx, o.DataDir); err != nil {
 		return fmt.Errorf("data directory: %w", err)
 	}

@@ -105,6 +105,13 @@ func judge(node string, l labels, a answer, up bool) Membership {
 	return m
 }
 
+// LabelDrift is how the labels of a node and its pool differ, other than by PoolMissing.
+// hostNetwork is false for a node that is in no pool.
+func LabelDrift(nodeLabels map[string]string, hostNetwork bool) Drift {
+	value, ok := nodeLabels[HostNetworkLabel]
+	return drift(labels{hostNetwork: value, hasHostNetwork: ok}, hostNetwork)
+}
+
 func drift(l labels, hostNetwork bool) Drift {
 	switch labelled := l.hostNetwork == True; {
 	case labelled == hostNetwork:

@@ -64,9 +64,15 @@ type Pool struct {
 	Nodes []string
 }
 
-// ReadPool takes a Pool out of the JSON of a NodePool of any version. The field and the
-// annotation mean the same: OpenYurt's conversion between versions carries only the
-// annotation, so that the field alone does not tell.
+// IsHostNetwork reports whether a NodePool of any version with spec.hostNetwork and with
+// these annotations is a host-network pool. The field and the annotation mean the same:
+// OpenYurt's conversion between versions carries only the annotation, so that the field
+// alone does not tell.
+func IsHostNetwork(field bool, annotations map[string]string) bool {
+	return field || strings.EqualFold(annotations[HostNetworkLabel], True)
+}
+
+// ReadPool takes a Pool out of the JSON of a NodePool of any version.
 func ReadPool(object []byte) (Pool, error) {
 	var o struct {
 		Metadata struct {
@@ -87,7 +93,7 @@ func ReadPool(object []byte) (Pool, error) {
 	slices.Sort(o.Status.Nodes)
 	return Pool{
 		Name:        o.Metadata.Name,
-		HostNetwork: o.Spec.HostNetwork || strings.EqualFold(o.Metadata.Annotations[HostNetworkLabel], True),
+		HostNetwork: IsHostNetwork(o.Spec.HostNetwork, o.Metadata.Annotations),
 		Type:        o.Spec.Type,
 		Nodes:       slices.Compact(o.Status.Nodes),
 	}, nil

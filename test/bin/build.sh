@@ -31,7 +31,9 @@ for p in k8s.io/component-base/version k8s.io/client-go/pkg/version; do
 	ld="$ld -X $p.gitCommit=${kv#v} -X $p.buildDate=2026-01-01T00:00:00Z"
 done
 
-[ $# -gt 0 ] || set -- etcd kube-apiserver kube-controller-manager kube-scheduler kubectl kubemark kubelet cri pause mkimage
+helm=helm.sh/helm/v4/cmd/helm@v4.3.1 # from a module graph of its own, with a Kubernetes of its own
+
+[ $# -gt 0 ] || set -- etcd kube-apiserver kube-controller-manager kube-scheduler kubectl kubemark kubelet helm cri pause mkimage
 for name in "$@"; do
 	if [ -x "$out/$name" ]; then
 		[ -d "$src/cmd/$name" ] && [ -n "$(find "$src/cmd/$name" -newer "$out/$name")" ] || continue
@@ -43,6 +45,7 @@ for name in "$@"; do
 	fi
 	case $name in
 	etcd) pkg=go.etcd.io/etcd/server/v3 flags="-s -w" ;;
+	helm) pkg=$helm flags="-s -w" ;;
 	cri | pause | mkimage) pkg=./cmd/$name flags="-s -w" ;;
 	kube*) pkg=k8s.io/kubernetes/cmd/$name flags=$ld ;;
 	*) say "unknown program: $name"; exit 2 ;;
@@ -51,7 +54,12 @@ for name in "$@"; do
 	t0=$(date +%s)
 	# Into a name of its own first: a build that is cut off leaves nothing that
 	# looks finished.
-	(cd "$src" && CGO_ENABLED=0 go build -trimpath -ldflags "$flags" -o "$out/.$name" "$pkg")
+	if [ "$name" = helm ]; then
+		(cd "$src" && GOBIN="$out/.gobin" CGO_ENABLED=0 go install -trimpath -ldflags "$flags" "$pkg")
+		mv "$out/.gobin/$name" "$out/.$name"
+	else
+		(cd "$src" && CGO_ENABLED=0 go build -trimpath -ldflags "$flags" -o "$out/.$name" "$pkg")
+	fi
 	mv "$out/.$name" "$out/$name"
 	say "$name: $(($(date +%s) - t0)) s, $(($(wc -c <"$out/$name") / 1048576)) MiB"
 done

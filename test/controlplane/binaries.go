@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 )
 
 const module = "github.com/edgehub/edgehub"
@@ -44,7 +45,7 @@ func Root() (string, error) {
 
 // Binaries returns the folder of the programs named, or of all of them:
 // etcd, kube-apiserver, kube-controller-manager, kube-scheduler, kubectl,
-// kubemark, kubelet, cri, pause, mkimage. What is missing is built by
+// kubemark, kubelet, helm, cri, pause, mkimage. What is missing is built by
 // test/bin/build.sh, which takes some minutes the first time and says so on this
 // process's standard error.
 func Binaries(ctx context.Context, names ...string) (dir string, err error) {
@@ -59,4 +60,39 @@ func Binaries(ctx context.Context, names ...string) (dir string, err error) {
 		return "", fmt.Errorf("test/bin/build.sh %s: %w", strings.Join(names, " "), err)
 	}
 	return strings.TrimSpace(out.String()), nil
+}
+
+var built struct {
+	sync.Mutex
+	paths map[string]string
+}
+
+// Build builds this repository's cmd/NAME into .bin, once in a test process, and
+// returns its path. GOFLAGS makes it another build, such as -race or -cover.
+func Build(ctx context.Context, name string) (string, error) {
+	built.Lock()
+	defer built.Unlock()
+	if path, ok := built.paths[name]; ok {
+		return path, nil
+	}
+	root, err := Root()
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(root, ".bin", name)
+	// Another test may run the one that is there, or build it, too.
+	mine := fmt.Sprintf("%s.%d", path, os.Getpid())
+	cmd := exec.CommandContext(ctx, "go", "build", "-o", mine, "./cmd/"+name)
+	cmd.Dir = root
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("go build ./cmd/%s: %w\n%s", name, err, out)
+	}
+	if err := os.Rename(mine, path); err != nil {
+		return "", err
+	}
+	if built.paths == nil {
+		built.paths = map[string]string{}
+	}
+	built.paths[name] = path
+	return path, nil
 }

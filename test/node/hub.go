@@ -9,12 +9,8 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 
 	"k8s.io/client-go/rest"
 
@@ -32,6 +28,7 @@ type HubConfig struct {
 	CertFile     string   // the node's certificate and key, for the hub's own requests
 	KeyFile      string
 	Args         []string // more flags, after the rig's own
+	Path         string   // of the program; "": cmd/edgehub, built now
 }
 
 // A Hub is cmd/edgehub, built from this repository, as a process. Its data
@@ -47,9 +44,11 @@ type Hub struct {
 // NewHub builds the hub, once in a test process, and returns one that is not
 // started. Start waits until /readyz of its metrics listener answers 200.
 func NewHub(ctx context.Context, c HubConfig) (*Hub, error) {
-	path, err := BuildHub(ctx)
-	if err != nil {
-		return nil, err
+	var err error
+	if c.Path == "" {
+		if c.Path, err = BuildHub(ctx); err != nil {
+			return nil, err
+		}
 	}
 	h := &Hub{client: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}}
 	for _, a := range []*string{&h.address, &h.metrics} {
@@ -76,7 +75,7 @@ func NewHub(ctx context.Context, c HubConfig) (*Hub, error) {
 		args = append(args, "--server-url="+u)
 	}
 	h.Process = process.New(process.Command{
-		Path: path, Args: append(args, c.Args...), Dir: h.folder.path, Ready: h.ready,
+		Path: c.Path, Args: append(args, c.Args...), Dir: h.folder.path, Ready: h.ready,
 	})
 	return h, nil
 }
@@ -184,34 +183,5 @@ func (h *Hub) Kubeconfig(name string, c *rest.Config) (string, error) {
 // Close kills the hub and removes its data, if the folder is a temporary one.
 func (h *Hub) Close() error { return errors.Join(h.Kill(), h.folder.remove()) }
 
-var hubBuild struct {
-	sync.Mutex
-	path string
-}
-
-// BuildHub builds cmd/edgehub into .bin, once in a test process, and returns its
-// path. GOFLAGS makes it another build, such as -race or -cover.
-func BuildHub(ctx context.Context) (string, error) {
-	hubBuild.Lock()
-	defer hubBuild.Unlock()
-	if hubBuild.path != "" {
-		return hubBuild.path, nil
-	}
-	root, err := controlplane.Root()
-	if err != nil {
-		return "", err
-	}
-	path := filepath.Join(root, ".bin", "edgehub")
-	// Another test may run the one that is there, or build it, too.
-	mine := fmt.Sprintf("%s.%d", path, os.Getpid())
-	cmd := exec.CommandContext(ctx, "go", "build", "-o", mine, "./cmd/edgehub")
-	cmd.Dir = root
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("go build ./cmd/edgehub: %w\n%s", err, out)
-	}
-	if err := os.Rename(mine, path); err != nil {
-		return "", err
-	}
-	hubBuild.path = path
-	return path, nil
-}
+// BuildHub builds cmd/edgehub into .bin, see controlplane.Build.
+func BuildHub(ctx context.Context) (string, error) { return controlplane.Build(ctx, "edgehub") }

@@ -54,12 +54,10 @@ func TestHubRunner(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	hubBuild.path = self
-	t.Cleanup(func() { hubBuild.path = "" })
 	t.Setenv(asHub, "1")
 	h, err := NewHub(t.Context(), HubConfig{
 		ServerURLs: []string{"https://127.0.0.1:1"}, ServerCAFile: "ca", CertFile: "c", KeyFile: "k",
-		Args: []string{"--more=1"},
+		Args: []string{"--more=1"}, Path: self,
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -1,11 +1,12 @@
 // Copyright The edgehub Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package app
+package install
 
 import (
 	"bytes"
 	"errors"
+	"flag"
 	"io"
 	"io/fs"
 	"os"
@@ -18,6 +19,15 @@ import (
 	"github.com/spf13/pflag"
 	"k8s.io/client-go/tools/clientcmd"
 )
+
+var update = flag.Bool("update", false, "write the goldens anew")
+
+func write(t *testing.T, file string, content []byte) {
+	t.Helper()
+	if err := os.WriteFile(file, content, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
 
 const (
 	kubeconfigDir = "testdata/kubeconfig"

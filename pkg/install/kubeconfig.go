@@ -1,7 +1,7 @@
 // Copyright The edgehub Authors.
 // SPDX-License-Identifier: Apache-2.0
 
-package app
+package install
 
 import (
 	"bytes"
@@ -20,6 +20,8 @@ import (
 	"github.com/spf13/pflag"
 	clientcmdv1 "k8s.io/client-go/tools/clientcmd/api/v1"
 	"sigs.k8s.io/yaml"
+
+	"github.com/edgehub/edgehub/pkg/datadir"
 )
 
 // A kubeconfigClient is a client of the hub that a kubeconfig can be made for.
@@ -37,6 +39,10 @@ const (
 	onHost    = "https://127.0.0.1:10268"
 	onLink    = "https://169.254.2.1:10268"
 	podsToken = "/var/run/secrets/kubernetes.io/serviceaccount/token"
+
+	// The hub's own defaults; a test compares.
+	defaultDataDir      = "/var/lib/edgehub"
+	defaultNodeCertFile = "/var/lib/kubelet/pki/kubelet-client-current.pem"
 )
 
 var kubeconfigClients = []kubeconfigClient{
@@ -69,17 +75,17 @@ type kubeconfigOptions struct {
 	embed                                bool
 	nodeCertFile, nodeKeyFile, tokenFile string
 	output                               string
+	head                                 string // comment; empty: what kubeconfig writes
 }
 
 func (o *kubeconfigOptions) addFlags(fs *pflag.FlagSet) {
-	d := DefaultOptions()
 	fs.StringVar(&o.client, "client", "", "Who the kubeconfig is for: "+kubeconfigClientNames()+". Required.")
 	fs.StringVar(&o.server, "server", "", "Where the client reaches edgehub. Empty: "+onLink+" for coredns, which has a network of its own, and "+onHost+" for the others.")
-	fs.StringVar(&o.dataDir, "data-dir", d.DataDir, "edgehub's --data-dir.")
+	fs.StringVar(&o.dataDir, "data-dir", defaultDataDir, "edgehub's --data-dir.")
 	fs.StringVar(&o.ca, "certificate-authority", "", "PEM file with the authorities that may have signed edgehub's certificate; with edgehub's --serving-certificate=csr the cluster's must be among them. Empty: pki/ca.crt in --data-dir.")
 	fs.BoolVar(&o.embed, "embed-certs", true, "Put the contents of --certificate-authority into the kubeconfig, so that a pod need not mount the file; else its path. For kubelet, which is on the host, the default is false.")
-	fs.StringVar(&o.nodeCertFile, "node-cert-file", d.NodeCertFile, "For kubelet: PEM file with its client certificate. The path goes into the kubeconfig, since the file changes.")
-	fs.StringVar(&o.nodeKeyFile, "node-key-file", d.NodeKeyFile, "For kubelet: PEM file with the key of its client certificate; may be the same file.")
+	fs.StringVar(&o.nodeCertFile, "node-cert-file", defaultNodeCertFile, "For kubelet: PEM file with its client certificate. The path goes into the kubeconfig, since the file changes.")
+	fs.StringVar(&o.nodeKeyFile, "node-key-file", defaultNodeCertFile, "For kubelet: PEM file with the key of its client certificate; may be the same file.")
 	fs.StringVar(&o.tokenFile, "token-file", "", "For the others: file with the client's token, as the client sees it. The path goes into the kubeconfig, never the token. Empty: that of a pod's ServiceAccount; required for cni.")
 	fs.StringVar(&o.output, "output", "-", "File to write, replaced as a whole. -: the standard output.")
 }
@@ -116,7 +122,7 @@ func Kubeconfig(args []string, out io.Writer) error {
 		_, err = out.Write(raw)
 		return err
 	}
-	if err := replaceFile(o.output, raw, c.mode); err != nil {
+	if err := datadir.WriteFile(o.output, raw, c.mode); err != nil {
 		return fmt.Errorf("--output: %w", err)
 	}
 	return nil
@@ -189,6 +195,12 @@ func (o *kubeconfigOptions) kubeconfig(c kubeconfigClient) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("--certificate-authority %s: %w", o.ca, err)
 	}
+	o.head = fmt.Sprintf("For %s, through edgehub on its node. Written by edgehub kubeconfig --client=%[1]s.\nUse: %s", c.name, c.use)
+	return o.render(c, authorities)
+}
+
+// render makes the file. authorities are what is embedded, if that is wanted.
+func (o *kubeconfigOptions) render(c kubeconfigClient, authorities []byte) ([]byte, error) {
 	cluster := clientcmdv1.Cluster{Server: o.server}
 	if o.embed {
 		cluster.CertificateAuthorityData = authorities
@@ -209,8 +221,7 @@ func (o *kubeconfigOptions) kubeconfig(c kubeconfigClient) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	head := fmt.Sprintf("For %s, through edgehub on its node. Written by edgehub kubeconfig --client=%[1]s.\nUse: %s", c.name, c.use)
-	return append([]byte("# "+strings.ReplaceAll(head, "\n", "\n# ")+"\n"), raw...), nil
+	return append([]byte("# "+strings.ReplaceAll(o.head, "\n", "\n# ")+"\n"), raw...), nil
 }
 
 // checkCertificates wants PEM certificates and nothing else: what is embedded is
@@ -234,26 +245,4 @@ func checkCertificates(raw []byte) error {
 		}
 		found, raw = true, rest
 	}
-}
-
-// replaceFile leaves file as it was or as it is to be.
-func replaceFile(file string, raw []byte, mode fs.FileMode) error {
-	f, err := os.CreateTemp(filepath.Dir(file), "."+filepath.Base(file)+".*")
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(raw)
-	if err == nil {
-		err = f.Chmod(mode)
-	}
-	if err == nil {
-		err = f.Sync()
-	}
-	if err = errors.Join(err, f.Close()); err == nil {
-		err = os.Rename(f.Name(), file)
-	}
-	if err != nil {
-		_ = os.Remove(f.Name())
-	}
-	return err
 }
