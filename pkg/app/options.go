@@ -45,6 +45,7 @@ type Options struct {
 	MetricsListenAddress string
 	AllowNonLocalListen  bool
 	ServingCertificate   string // servingLocal or servingBySigner
+	ServingNames         []string
 
 	CacheMaxBytes           int64
 	CacheMaxScopes          int
@@ -130,6 +131,8 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.MetricsListenAddress, "metrics-listen-address", o.MetricsListenAddress, "Address and port for /metrics, /livez, /readyz?verbose and /debug/pool, plain HTTP. Empty: none.")
 	fs.BoolVar(&o.AllowNonLocalListen, "allow-non-local-listen", o.AllowNonLocalListen, "Allow addresses to listen on that other machines can reach.")
 	fs.StringVar(&o.ServingCertificate, "serving-certificate", o.ServingCertificate, "Who signs the certificate that clients check edgehub by: local, a CA of this node alone (pki/ca.crt in --data-dir), or csr, the cluster's signer kubernetes.io/kubelet-serving, once somebody has approved the request; until then local.")
+
+	fs.StringSliceVar(&o.ServingNames, "serving-names", o.ServingNames, "Further DNS names and IP addresses that the serving certificate is for, such as those of the API server that pods use, which filters lead to edgehub.")
 
 	fs.Int64Var(&o.CacheMaxBytes, "cache-max-bytes", o.CacheMaxBytes, "Most bytes that records may take on disk; beyond, the least recently used go.")
 	fs.IntVar(&o.CacheMaxScopes, "cache-max-scopes", o.CacheMaxScopes, "Most scopes (what one list or watch asked for, by whom) that are recorded.")
@@ -242,6 +245,11 @@ func (o *Options) Validate() error {
 	if o.ServingCertificate != servingLocal && o.ServingCertificate != servingBySigner {
 		wrong("serving-certificate", "%q is neither %s nor %s", o.ServingCertificate, servingLocal, servingBySigner)
 	}
+	for _, name := range o.ServingNames {
+		if _, err := netip.ParseAddr(name); err != nil && validation.IsDNS1123Subdomain(name) != nil {
+			wrong("serving-names", "%q is neither a DNS name nor an IP address", name)
+		}
+	}
 	if o.FilterConfig != "" && !filepath.IsAbs(o.FilterConfig) {
 		wrong("filter-config", "%q is not an absolute path", o.FilterConfig)
 	}
@@ -351,14 +359,14 @@ func ageDefaults() string {
 	return strings.Join(all, ", ")
 }
 
-// hosts are the addresses that clients reach the proxy by.
+// hosts are the names and addresses that clients reach the proxy by.
 func (o *Options) hosts() (hosts []string) {
 	for _, address := range o.addresses() {
 		if a, err := netip.ParseAddrPort(address); err == nil { // as Validate has seen
 			hosts = append(hosts, a.Addr().String())
 		}
 	}
-	return hosts
+	return append(hosts, o.ServingNames...)
 }
 
 // hubForPods is where pods with a network of their own reach the proxy, else where the host

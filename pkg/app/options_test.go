@@ -34,6 +34,7 @@ func TestValidate(t *testing.T) {
 		{"an age that is none", func(o *Options) { o.OfflineMaxAge = map[string]string{"user": "1 day"} }, "--offline-max-age: user=1 day"},
 		{"a negative age", func(o *Options) { o.OfflineMaxAge = map[string]string{"node": "-1h"} }, "--offline-max-age: node=-1h"},
 		{"a signer that is none", func(o *Options) { o.ServingCertificate = "acme" }, "--serving-certificate: \"acme\" is neither local nor csr"},
+		{"a name that is none", func(o *Options) { o.ServingNames = []string{"kubernetes.default", "10.96.0.1", "*.x"} }, "--serving-names: \"*.x\" is neither a DNS name nor an IP address"},
 		{"two servers", func(o *Options) { o.ServerURLs = append(o.ServerURLs, "https://api.example") }, ""},
 		{"no metrics", func(o *Options) { o.MetricsListenAddress = "" }, ""},
 		{"anywhere, on purpose", func(o *Options) { o.ListenAddress, o.AllowNonLocalListen = "0.0.0.0:10268", true }, ""},

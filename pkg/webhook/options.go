@@ -46,6 +46,7 @@ type Options struct {
 	NodePools       string
 	Autonomy        bool
 	ApproveServing  bool
+	APIServerNames  bool
 	ServingDNSNames []string
 	ServingIPs      []string
 
@@ -69,7 +70,7 @@ func DefaultOptions() Options {
 // klog's -v and --vmodule.
 func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.Kubeconfig, "kubeconfig", o.Kubeconfig, "File with the API server's address and a credential. Empty: those of the pod.")
-	fs.StringVar(&o.Namespace, "namespace", o.Namespace, "Namespace of the companion: of its leader election, its certificate's Secret and its Events about what has no namespace.")
+	fs.StringVar(&o.Namespace, "namespace", o.Namespace, "Namespace of the companion: of its leader election and of its certificate's Secret.")
 
 	fs.BoolVar(&o.Admission, "admission", o.Admission, "Serve admission webhooks. Off where admission policies do the same.")
 	fs.StringVar(&o.WebhookListenAddress, "webhook-listen-address", o.WebhookListenAddress, "Address and port for the API server's admission requests, HTTPS.")
@@ -85,6 +86,7 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.NodePools, "nodepools", o.NodePools, "Whether the companion keeps the host-network label of nodes and the status of NodePools: on, off, or auto, on where OpenYurt's yurt-manager is not there to do so.")
 	fs.BoolVar(&o.Autonomy, "autonomy", o.Autonomy, "Let pods of NodePools and Nodes with the autonomy annotation stay when their node cannot be reached.")
 	fs.BoolVar(&o.ApproveServing, "approve-serving-certificates", o.ApproveServing, "Approve the hubs' requests for serving certificates (edgehub --serving-certificate=csr).")
+	fs.BoolVar(&o.APIServerNames, "approve-api-server-names", o.APIServerNames, "Let a hub's serving certificate be for the names and cluster IPs by which pods call the API server, which the hub's filters masterservice and forwardkubesvctraffic may lead to it. Whoever takes over a node can then be the API server to pods whose traffic it reaches.")
 	fs.StringSliceVar(&o.ServingDNSNames, "serving-dns-names", o.ServingDNSNames, "Further DNS names that a hub's serving certificate may be for.")
 	fs.StringSliceVar(&o.ServingIPs, "serving-ips", o.ServingIPs, "Further IP addresses that a hub's serving certificate may be for.")
 

@@ -18,7 +18,9 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"sync/atomic"
 
+	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/client-go/rest"
@@ -72,7 +74,7 @@ func Run(ctx context.Context, o Options) error {
 			return err
 		}
 	}
-	if err := mgr.AddHealthzCheck("ping", healthz.Ping); err != nil {
+	if err := errors.Join(mgr.AddHealthzCheck("ping", healthz.Ping), mgr.AddReadyzCheck("ping", healthz.Ping)); err != nil {
 		return err
 	}
 	klog.FromContext(ctx).Info("Starting", "admission", o.Admission, "nodePools", o.NodePools, "autonomy", o.Autonomy, "approveServingCertificates", o.ApproveServing)
@@ -117,9 +119,36 @@ func newManager(config *rest.Config, o Options) (manager.Manager, error) {
 			DefaultTransform: cache.TransformStripManagedFields(),
 			ByObject: map[client.Object]cache.ByObject{
 				&corev1.Secret{}: {Namespaces: map[string]cache.Config{o.Namespace: {FieldSelector: own}}},
+				&corev1.Pod{}:    {Transform: trimPod},
+				&certificatesv1.CertificateSigningRequest{}: {
+					Field: fields.OneTermEqualSelector("spec.signerName", certificatesv1.KubeletServingSignerName),
+				},
 			},
 		},
 	})
+}
+
+// trimPod leaves of a Pod what the parts look at: all Pods of a large cluster are in the
+// cache of each replica. Patches are made of differences, so what is missing on both sides
+// is not touched.
+func trimPod(object any) (any, error) {
+	pod, ok := object.(*corev1.Pod)
+	if !ok {
+		return object, nil
+	}
+	trim := func(containers []corev1.Container) (trimmed []corev1.Container) {
+		for _, c := range containers {
+			trimmed = append(trimmed, corev1.Container{Name: c.Name, Ports: c.Ports, RestartPolicy: c.RestartPolicy})
+		}
+		return trimmed
+	}
+	pod.ManagedFields = nil
+	pod.Spec = corev1.PodSpec{
+		NodeName: pod.Spec.NodeName, HostNetwork: pod.Spec.HostNetwork, Tolerations: pod.Spec.Tolerations,
+		Containers: trim(pod.Spec.Containers), InitContainers: trim(pod.Spec.InitContainers),
+	}
+	pod.Status = corev1.PodStatus{Phase: pod.Status.Phase}
+	return pod, nil
 }
 
 func addControllers(mgr manager.Manager, o Options) error {
@@ -132,7 +161,7 @@ func addControllers(mgr manager.Manager, o Options) error {
 		}
 	}
 	if o.ApproveServing {
-		if err := approver.Add(mgr, approver.Options{DNSNames: o.ServingDNSNames, IPs: o.ServingIPs}); err != nil {
+		if err := approver.Add(mgr, approver.Options{DNSNames: o.ServingDNSNames, IPs: o.ServingIPs, APIServer: o.APIServerNames}); err != nil {
 			return fmt.Errorf("approval of serving certificates: %w", err)
 		}
 	}
@@ -173,12 +202,20 @@ func addAdmission(ctx context.Context, mgr manager.Manager, o Options) error {
 	if err := mgr.Add(&afterCertificate{files.ready, hooks}); err != nil {
 		return err
 	}
+	// One handshake tells that the server serves; if it stops, the process ends. To dial each
+	// time would fill the log where clients must show a certificate.
+	var served atomic.Bool
 	return mgr.AddReadyzCheck("admission", func(req *http.Request) error {
 		select {
 		case <-files.ready:
-			return hooks.StartedChecker()(req)
 		default:
 			return errors.New("no certificate yet")
 		}
+		if served.Load() {
+			return nil
+		}
+		err := hooks.StartedChecker()(req)
+		served.Store(err == nil)
+		return err
 	})
 }

@@ -13,6 +13,8 @@ import (
 	"crypto/x509/pkix"
 	"errors"
 	"fmt"
+	"io"
+	"log"
 	"math/big"
 	"net"
 	"net/http"
@@ -169,6 +171,7 @@ func forward(t *testing.T, cp *controlplane.ControlPlane, ip string) (*url.URL, 
 	}
 	s := &http.Server{ReadHeaderTimeout: time.Minute, Handler: &httputil.ReverseProxy{
 		Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(target) }, Transport: transport, FlushInterval: -1,
+		ErrorLog: log.New(io.Discard, "", 0), // clients that leave
 	}}
 	go func() { _ = s.Serve(listener) }()
 	t.Cleanup(func() { _ = s.Close() })

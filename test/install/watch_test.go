@@ -72,16 +72,16 @@ func (w *watching) ready(want string) {
 	})
 }
 
-// settles waits until the watch is ready and kubelet at the hub: readiness is of the last look.
-func (w *watching) settles() {
+// settles waits until kubelet is at the hub, and /readyz has that text: it is of the last look.
+func (w *watching) settles(text string) {
 	w.n.t.Helper()
-	w.n.poll("kubelet is at the hub, and the watch is ready", func(ctx context.Context) error {
+	w.n.poll("kubelet is at the hub, and /readyz says "+text, func(ctx context.Context) error {
 		c, err := w.n.config()
 		if err == nil && (c.Host != w.n.hubURL() || w.n.kubeletUses() != w.n.hubURL()) {
 			err = fmt.Errorf("its kubeconfig leads to %s, and it uses %s", c.Host, w.n.kubeletUses())
 		}
-		code, body, err2 := fetch(ctx, w.url+"/readyz")
-		if err2 == nil && code != 200 {
+		_, body, err2 := fetch(ctx, w.url+"/readyz")
+		if err2 == nil && !strings.Contains(body, text) {
 			err2 = errors.New(body)
 		}
 		return errors.Join(err, err2)
@@ -109,7 +109,7 @@ func TestWatch(t *testing.T) {
 	t.Parallel()
 	n := newFakeNode(t, cp.URL())
 	w := n.watch()
-	w.settles()
+	w.settles("ok")
 	placed := n.manifest()
 	manifest := n.at("/etc/kubernetes/manifests/edgehub.yaml")
 	for what, change := range map[string]func() error{
@@ -125,14 +125,14 @@ func TestWatch(t *testing.T) {
 			}
 			return nil
 		})
-		w.settles()
+		w.settles("ok")
 	}
 
 	// As kubeadm does when it renews certificates.
 	n.original = append([]byte("# written by kubeadm again\n"), n.original...)
 	n.writeConf(n.original)
 	n.must(n.startKubelet())
-	w.settles()
+	w.settles("ok")
 
 	n.hold(true)
 	w.ready("the hub does not answer")
@@ -145,7 +145,7 @@ func TestWatch(t *testing.T) {
 	n.works()
 	n.hold(false)
 	w.ready("kubelet was pointed at the API server")
-	w.settles()
+	w.settles("ok")
 	_, text, err := fetch(t.Context(), w.url+"/metrics")
 	n.must(err)
 	for _, want := range []string{"edgehub_install_ready 1", "edgehub_install_fallbacks_total 1", "edgehub_install_kubeconfig_rewrites_total 1"} {
@@ -191,8 +191,7 @@ func TestWatchUpgradeFails(t *testing.T) {
 	n.must(second(n.run("install")))
 	placed := n.manifest()
 	w := n.watch(image("bad"), soon, skipCandidate)
-	w.ready("has failed on this node before")
-	n.installed()
+	w.settles("has failed on this node before")
 	n.must(os.Remove(n.at("/etc/kubernetes/manifests/edgehub.yaml")))
 	n.poll("the version before is looked after", func(context.Context) error {
 		if b, err := os.ReadFile(n.at("/etc/kubernetes/manifests/edgehub.yaml")); err != nil || string(b) != placed {
@@ -200,10 +199,10 @@ func TestWatchUpgradeFails(t *testing.T) {
 		}
 		return nil
 	})
+	w.settles("has failed on this node before")
 	n.must(w.end())
-	n.installed()
 	w = n.watch(image("good:2"))
-	w.settles()
+	w.settles("ok")
 	n.must(w.end())
 }
 
@@ -270,7 +269,7 @@ func TestWatchLeaves(t *testing.T) {
 			n := newFakeNode(t, cp.URL())
 			create(t, n.name)
 			w := n.watch(func(o *install.Options) { o.DaemonSet, o.Kubeconfig = "default/"+n.name, tc.kubeconfig })
-			w.settles()
+			w.settles("ok")
 			n.must(tc.change(t, n, n.name))
 			n.must(w.end())
 			if tc.leaves {

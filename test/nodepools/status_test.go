@@ -70,7 +70,11 @@ func (s *scene) status() {
 		}
 		return err
 	})
-	// Nothing more is written of what does not change.
+	s.nothingMore()
+}
+
+// nothingMore is written of what does not change.
+func (s *scene) nothingMore() {
 	ofThese := func(since time.Time, pools ...string) (all []string) {
 		for _, w := range s.writes(since) {
 			if slices.ContainsFunc(pools, func(pool string) bool { return strings.Contains(w, "/"+pool+"/status") }) {

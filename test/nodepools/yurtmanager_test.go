@@ -23,37 +23,7 @@ func (s *scene) yurtManager() {
 	s.createPool("y-host", spec{"hostNetwork": true, "labels": spec{"given": "yes"}}, nil)
 	s.createNode("y-1", "y-host", true)
 	s.wantLabels(map[string]string{"y-1": "true"})
-	labels := map[string]string{"app": "x"}
-	for _, sign := range []struct {
-		name           string
-		create, remove func() error
-	}{
-		{"deployment", func() error {
-			_, err := c.AppsV1().Deployments("a").Create(ctx, &appsv1.Deployment{
-				ObjectMeta: metav1.ObjectMeta{Name: "yurt-manager"},
-				Spec: appsv1.DeploymentSpec{Selector: &metav1.LabelSelector{MatchLabels: labels}, Template: corev1.PodTemplateSpec{
-					ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "i"}}},
-				}},
-			}, metav1.CreateOptions{})
-			return err
-		}, func() error {
-			return c.AppsV1().Deployments("a").Delete(ctx, "yurt-manager", metav1.DeleteOptions{})
-		}},
-		{"mutating webhooks", func() error {
-			_, err := c.AdmissionregistrationV1().MutatingWebhookConfigurations().Create(ctx, &admissionv1.MutatingWebhookConfiguration{
-				ObjectMeta: metav1.ObjectMeta{Name: "yurt-manager-mutating-webhook-configuration"}}, metav1.CreateOptions{})
-			return err
-		}, func() error {
-			return c.AdmissionregistrationV1().MutatingWebhookConfigurations().Delete(ctx, "yurt-manager-mutating-webhook-configuration", metav1.DeleteOptions{})
-		}},
-		{"validating webhooks", func() error {
-			_, err := c.AdmissionregistrationV1().ValidatingWebhookConfigurations().Create(ctx, &admissionv1.ValidatingWebhookConfiguration{
-				ObjectMeta: metav1.ObjectMeta{Name: "yurt-manager-validating-webhook-configuration"}}, metav1.CreateOptions{})
-			return err
-		}, func() error {
-			return c.AdmissionregistrationV1().ValidatingWebhookConfigurations().Delete(ctx, "yurt-manager-validating-webhook-configuration", metav1.DeleteOptions{})
-		}},
-	} {
+	for _, sign := range s.signs() {
 		s.must(sign.create())
 		s.wantWriting(0)
 		since := time.Now()
@@ -69,14 +39,9 @@ func (s *scene) yurtManager() {
 			}
 			return nil
 		})
-		// One that was removed is not the last one.
+		// One of another name is no sign.
 		if sign.name == "deployment" {
-			_, err := c.AppsV1().Deployments("default").Create(ctx, &appsv1.Deployment{
-				ObjectMeta: metav1.ObjectMeta{Name: "yurt-manager-webhook"},
-				Spec: appsv1.DeploymentSpec{Selector: &metav1.LabelSelector{MatchLabels: labels}, Template: corev1.PodTemplateSpec{
-					ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "i"}}},
-				}},
-			}, metav1.CreateOptions{})
+			_, err := c.AppsV1().Deployments("default").Create(ctx, newDeployment("yurt-manager-webhook"), metav1.CreateOptions{})
 			s.must(err)
 		}
 		s.wantNoWrites(since)
@@ -116,4 +81,46 @@ func (s *scene) wantWriting(want float64) {
 		}
 		return nil
 	})
+}
+
+// A sign is an object by which yurt-manager is known.
+type sign struct {
+	name           string
+	create, remove func() error
+}
+
+func (s *scene) signs() []sign {
+	ctx, c := s.Context(), s.client
+	return []sign{
+		{"deployment", func() error {
+			_, err := c.AppsV1().Deployments("a").Create(ctx, newDeployment("yurt-manager"), metav1.CreateOptions{})
+			return err
+		}, func() error {
+			return c.AppsV1().Deployments("a").Delete(ctx, "yurt-manager", metav1.DeleteOptions{})
+		}},
+		{"mutating webhooks", func() error {
+			_, err := c.AdmissionregistrationV1().MutatingWebhookConfigurations().Create(ctx, &admissionv1.MutatingWebhookConfiguration{
+				ObjectMeta: metav1.ObjectMeta{Name: "yurt-manager-mutating-webhook-configuration"}}, metav1.CreateOptions{})
+			return err
+		}, func() error {
+			return c.AdmissionregistrationV1().MutatingWebhookConfigurations().Delete(ctx, "yurt-manager-mutating-webhook-configuration", metav1.DeleteOptions{})
+		}},
+		{"validating webhooks", func() error {
+			_, err := c.AdmissionregistrationV1().ValidatingWebhookConfigurations().Create(ctx, &admissionv1.ValidatingWebhookConfiguration{
+				ObjectMeta: metav1.ObjectMeta{Name: "yurt-manager-validating-webhook-configuration"}}, metav1.CreateOptions{})
+			return err
+		}, func() error {
+			return c.AdmissionregistrationV1().ValidatingWebhookConfigurations().Delete(ctx, "yurt-manager-validating-webhook-configuration", metav1.DeleteOptions{})
+		}},
+	}
+}
+
+func newDeployment(name string) *appsv1.Deployment {
+	labels := map[string]string{"app": name}
+	return &appsv1.Deployment{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: appsv1.DeploymentSpec{Selector: &metav1.LabelSelector{MatchLabels: labels}, Template: corev1.PodTemplateSpec{
+			ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "i"}}},
+		}},
+	}
 }

@@ -43,15 +43,21 @@ const userIndex = "edgehub.io/approver-user"
 // apiServer is the Service that pods know the API server by, and what is behind it.
 var apiServer = client.ObjectKey{Namespace: metav1.NamespaceDefault, Name: "kubernetes"}
 
-// always are names that any hub's certificate may be for: pods that the hub's filters send
-// to it call it by the API server's. The cluster IPs of that come on top.
-var always = []string{"localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local"}
+// always are names that any hub's certificate may be for.
+var always = []string{"localhost"}
 
-// Options say what a certificate may be for besides the node's own names and the API
-// server's.
+// apiServerNames are those by which pods call the API server. The Service's cluster IPs
+// come on top.
+var apiServerNames = []string{"kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local"}
+
+// Options say what a certificate may be for besides the node's own names.
 type Options struct {
 	DNSNames []string
 	IPs      []string // addresses, without a prefix length
+	// APIServer adds the names and cluster IPs by which pods call the API server: the hub's
+	// filters may send them to the hub. Who has such a certificate can be the API server to
+	// every pod whose traffic it gets hold of.
+	APIServer bool
 }
 
 // Add lets the leader approve. Metrics are controller-runtime's registry's, so it can be
@@ -72,7 +78,10 @@ func Add(mgr manager.Manager, o Options) error {
 	}
 	r := &reconciler{
 		client: mgr.GetClient(), direct: mgr.GetAPIReader(), recorder: mgr.GetEventRecorder("edgehub-approver"), metrics: m,
-		allowed: slices.Concat(always, o.DNSNames, o.IPs), said: map[string]string{},
+		allowed: slices.Concat(always, o.DNSNames, o.IPs), asAPIServer: o.APIServer, said: map[string]string{},
+	}
+	if o.APIServer {
+		r.allowed = append(r.allowed, apiServerNames...)
 	}
 	open := predicate.NewPredicateFuncs(func(o client.Object) bool {
 		csr, ok := o.(*certificatesv1.CertificateSigningRequest)
@@ -109,6 +118,8 @@ type reconciler struct {
 	recorder events.EventRecorder
 	metrics  *metrics
 	allowed  []string
+
+	asAPIServer bool // the API server's cluster IPs are allowed, too
 
 	mu   sync.Mutex
 	said map[string]string // why requests are not approved, by name and UID
@@ -183,11 +194,15 @@ func (r *reconciler) cluster(ctx context.Context) (*cluster, error) {
 	if err := r.client.List(ctx, &nodes, client.UnsafeDisableDeepCopy); err != nil {
 		return nil, err
 	}
+	allowed := newNames(r.allowed...)
+	if r.asAPIServer {
+		allowed = newNames(slices.Concat(r.allowed, service.Spec.ClusterIPs)...)
+	}
 	var servers []string
 	for _, e := range slice.Endpoints {
 		servers = append(servers, e.Addresses...)
 	}
-	return &cluster{allowed: newNames(slices.Concat(r.allowed, service.Spec.ClusterIPs)...), apiServer: newNames(servers...), nodes: nodes.Items}, nil
+	return &cluster{allowed: allowed, apiServer: newNames(servers...), nodes: nodes.Items}, nil
 }
 
 // approve does so for just the request that was judged: the API server refuses the update

@@ -192,9 +192,16 @@ func TestCluster(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := newNames(append([]string{"10.96.0.1", "fd96::1"}, always...)...)
-	if !c.allowed.ips.Equal(want.ips) || !c.allowed.dns.Equal(want.dns) {
+	if want := newNames(always...); !c.allowed.ips.Equal(want.ips) || !c.allowed.dns.Equal(want.dns) {
 		t.Errorf("cluster allows %v, want %v", c.allowed, want)
+	}
+	w.asAPIServer = true
+	asked, err := w.cluster(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := newNames(append([]string{"10.96.0.1", "fd96::1"}, always...)...); !asked.allowed.ips.Equal(want.ips) || !asked.allowed.dns.Equal(want.dns) {
+		t.Errorf("cluster allows %v with the API server's names, want %v", asked.allowed, want)
 	}
 	if want := newNames("10.0.0.100", "10.0.0.101"); !c.apiServer.ips.Equal(want.ips) {
 		t.Errorf("cluster has the API servers %v, want %v", c.apiServer, want)

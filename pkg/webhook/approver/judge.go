@@ -11,6 +11,7 @@ import (
 	"crypto/x509"
 	"encoding/asn1"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -95,7 +96,7 @@ func parse(raw []byte) (*x509.CertificateRequest, error) {
 	}
 	block, rest := pem.Decode(raw)
 	if block == nil || block.Type != "CERTIFICATE REQUEST" || len(strings.TrimSpace(string(rest))) > 0 {
-		return nil, fmt.Errorf("it is not one PEM block CERTIFICATE REQUEST")
+		return nil, errors.New("it is not one PEM block CERTIFICATE REQUEST")
 	}
 	request, err := x509.ParseCertificateRequest(block.Bytes)
 	if err != nil {

@@ -18,6 +18,7 @@ import (
 	"fmt"
 	"net"
 	"net/url"
+	"slices"
 	"strings"
 	"testing"
 
@@ -200,7 +201,7 @@ var asks = []struct {
 // clusterOfTests has the nodes n1, which lies, and n2.
 func clusterOfTests() *cluster {
 	return &cluster{
-		allowed:   newNames(append([]string{"hub.example.com", "192.0.2.7", "fc00:0::7", "10.96.0.1"}, always...)...),
+		allowed:   newNames(append([]string{"hub.example.com", "192.0.2.7", "fc00:0::7", "10.96.0.1"}, slices.Concat(always, apiServerNames)...)...),
 		apiServer: newNames("10.0.0.100"),
 		nodes: []corev1.Node{
 			nodeWith("n1", "10.0.0.1", "fd00::1", "n1", "10.0.0.2", "10.0.0.100", "n2", "db.prod.svc", "*.svc", "kubernetes.kube-system"),

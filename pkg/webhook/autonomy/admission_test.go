@@ -171,11 +171,12 @@ func TestHandle(t *testing.T) {
 			t.Errorf("Handle patches %v", r.Patches)
 		}
 	})
-	t.Run("no pod", func(t *testing.T) {
-		if _, r := handle(t, w, map[string]any{"spec": "x"}); len(r.Patches) > 0 {
-			t.Errorf("Handle patches %v", r.Patches)
-		}
-	})
+}
+
+func TestHandleOfNoPod(t *testing.T) {
+	if _, r := handle(t, newWorld(t), map[string]any{"spec": "x"}); len(r.Patches) > 0 {
+		t.Errorf("Handle patches %v", r.Patches)
+	}
 }
 
 // TestHandleKeepsUnknownFields: this program may be older than the API server.

@@ -41,7 +41,7 @@ func shorter(a, b *int64) bool { return a != nil && (b == nil || *a < *b) }
 // raise returns tolerations by which a pod stays on a node that is cut for seconds at
 // least, nil for ever, and what of the original ones that has changed, as OriginalAnnotation
 // has it. Every toleration that matches is raised, not only the first, by which Kubernetes
-// 1.36 goes: others have taken the shortest. None gets shorter.
+// 1.36 goes but which the API does not promise. None gets shorter.
 func raise(original []corev1.Toleration, seconds *int64) (raised, changed []corev1.Toleration) {
 	before := slices.Clone(original)
 	raised = slices.Clone(original)

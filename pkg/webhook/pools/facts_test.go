@@ -223,6 +223,7 @@ func TestReportIsBounded(t *testing.T) {
 // one has changed since the last report.
 func BenchmarkReport(b *testing.B) {
 	f := manyFacts()
+	f.report("p")
 	b.ReportAllocs()
 	for b.Loop() {
 		f.setPod(newPod("p7-1", "n7", "hostNetwork"), newPod("p7-1", "n7", "excluded"))
