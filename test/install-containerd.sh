@@ -1,13 +1,13 @@
 #!/bin/sh
 # Install what the tests with a real kubelet need on Debian and Ubuntu: containerd,
-# runc, the CNI plugins, iproute2. Does nothing where they are installed. The tests
+# runc, the CNI plugins, iproute2; and dbus, for those of the installer. Does nothing where they are installed. The tests
 # run a containerd of their own; the distribution's is installed but not used.
 # usage: test/install-containerd.sh      as root
 set -eu
 say() { echo "install-containerd: $*" >&2; }
 
 missing=
-for p in containerd:containerd runc:runc ip:iproute2 /usr/lib/cni/bridge:containernetworking-plugins; do
+for p in containerd:containerd runc:runc ip:iproute2 dbus-daemon:dbus /usr/lib/cni/bridge:containernetworking-plugins; do
 	command -v "${p%%:*}" >/dev/null || missing="$missing ${p#*:}"
 done
 if [ -z "$missing" ]; then

@@ -230,14 +230,20 @@ func (i *installer) restartKubelet(ctx context.Context, wait func() error) error
 	return wait()
 }
 
-// waitDirect wants a Lease that was renewed after now by the API server's own word, twice if
-// kubelet was restarted by hand, and not through the hub.
+// waitDirect wants a Lease that was renewed after now by the API server's own word, and not
+// through the hub; twice if nobody knows whether kubelet was restarted, since the first
+// time may not be counted yet.
 func (i *installer) waitDirect(ctx context.Context, k *kubelet) error {
 	s, err := i.direct(k.node)
 	if err != nil {
 		return err
 	}
 	start := since()
+	times := 1
+	if i.o.KubeletRestart == restartByHand {
+		times = 2
+	}
+	missing := times
 	before, hubErr := i.hubMetrics(ctx)
 	return poll(ctx, i.o.ReadyTimeout, func(ctx context.Context) error {
 		renewed, err := s.renewed(ctx, k.name)
@@ -247,13 +253,14 @@ func (i *installer) waitDirect(ctx context.Context, k *kubelet) error {
 		if !renewed.After(start) {
 			return fmt.Errorf("the Lease of Node %s was last renewed at %v", k.name, renewed)
 		}
-		if hubErr != nil {
-			return nil // nobody can come through a hub that is not there
-		}
-		now, err := i.hubMetrics(ctx)
-		if err == nil && now.renewed != before.renewed {
-			start, before = since(), now
+		// Nobody can come through a hub that is not there.
+		if now, err := i.hubMetrics(ctx); hubErr == nil && err == nil && now.renewed != before.renewed {
+			start, before, missing = renewed, now, times
 			return errors.New("it comes through the hub yet")
+		}
+		if missing--; missing > 0 {
+			start = renewed
+			return errors.New("it has renewed its Lease only once")
 		}
 		return nil
 	})

@@ -101,7 +101,8 @@ func (a *afterCertificate) Start(ctx context.Context) error {
 	}
 }
 
-// addRotator lets the leader make and renew the certificate, and keep the caBundles.
+// addRotator makes and renews the certificate, and keeps the caBundles. Every replica does; the
+// Secret is written only as it was read.
 func addRotator(mgr manager.Manager, o Options) error {
 	return rotator.AddRotator(mgr, &rotator.CertRotator{
 		SecretKey: types.NamespacedName{Namespace: o.Namespace, Name: o.CertificateSecret},
@@ -111,7 +112,7 @@ func addRotator(mgr manager.Manager, o Options) error {
 		IsReady:                make(chan struct{}),
 		Webhooks:               []rotator.WebhookInfo{{Name: o.WebhookConfiguration, Type: rotator.Mutating}},
 		FieldOwner:             "edgehub-webhook",
-		RequireLeaderElection:  o.LeaderElect,
+		RequireLeaderElection:  false, // the leader may be of a release that had no webhooks
 		CaCertDuration:         10 * o.CertificateLifetime,
 		ServerCertDuration:     o.CertificateLifetime,
 		LookaheadInterval:      o.CertificateLifetime / 3,

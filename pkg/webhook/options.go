@@ -76,7 +76,7 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.WebhookListenAddress, "webhook-listen-address", o.WebhookListenAddress, "Address and port for the API server's admission requests, HTTPS.")
 	fs.StringVar(&o.WebhookConfiguration, "webhook-configuration", o.WebhookConfiguration, "Name of the MutatingWebhookConfiguration whose caBundles are kept with --certificates=self.")
 	fs.StringVar(&o.CertDir, "cert-dir", o.CertDir, "Directory, of this process alone, for the certificate that is served, taken from --certificate-secret.")
-	fs.StringVar(&o.Certificates, "certificates", o.Certificates, "Who makes and renews the certificate in --certificate-secret: self, the leader of the companion, which also keeps the caBundles, or secret, somebody else, such as cert-manager.")
+	fs.StringVar(&o.Certificates, "certificates", o.Certificates, "Who makes and renews the certificate in --certificate-secret: self, the companion, which also keeps the caBundles, or secret, somebody else, such as cert-manager.")
 	fs.StringVar(&o.CertificateSecret, "certificate-secret", o.CertificateSecret, "Secret in --namespace with tls.crt and tls.key. It must be there; it may be empty with --certificates=self.")
 	fs.StringSliceVar(&o.CertificateNames, "certificate-names", o.CertificateNames, "DNS names that the API server uses for the companion, the Service's first. Required with --certificates=self.")
 	fs.DurationVar(&o.CertificateLifetime, "certificate-lifetime", o.CertificateLifetime, "How long a certificate of --certificates=self is valid; it is renewed when a third of that is left. The authority that signs lives ten times as long.")

@@ -99,7 +99,8 @@ func hostile(w *world) {
 		usages []certificatesv1.KeyUsage
 		note   string // "": it is approved
 	}{
-		{"own", []string{thief, "kubernetes.default.svc"}, own, server, ""},
+		{"own", []string{thief, "localhost"}, own, server, ""},
+		{"api-server", []string{thief, "kubernetes.default.svc"}, own, server, `the DNS name "kubernetes.default.svc"`},
 		{"victims-address", nil, []net.IP{net.IPv4(10, 1, 0, 2)}, server, "which is also that of the node victim"},
 		{"victims-name", []string{victim}, own, server, `the DNS name "victim"`},
 		{"wildcard", []string{"*.svc"}, own, server, `the DNS name "*.svc"`},

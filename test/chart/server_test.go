@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -118,11 +119,12 @@ func TestServerTakesAll(t *testing.T) {
 	for name, values := range valueSets(t) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			manifests, err := render(t, "--values", values)
+			// Another release than TestInstall's, whose objects would be changed, not made. The CRD
+			// is there or not: both will do.
+			manifests, err := helm(t.Context(), t, slices.Concat([]string{"template", "other", chartDir(t), "--values", values, "--set", "fullnameOverride=other"}, forCluster)...)
 			if err != nil {
 				t.Fatal(err)
 			}
-			// A NodePool's CRD is there or not, as TestInstall has it: both will do.
 			out, err := kubectl(t.Context(), strings.NewReader(manifests), "apply", "--server-side", "--force-conflicts", "--dry-run=server", "-f", "-")
 			if err != nil {
 				t.Fatal(err)

@@ -55,7 +55,7 @@ func TestNoSpace(t *testing.T) {
 	if files := n.files(state); len(files) > 0 {
 		t.Errorf("%s holds %q", state, files)
 	}
-	n.must(unix.Unmount(n.at(state), 0))
+	n.must(unix.Unmount(n.at(state), unix.MNT_DETACH))
 	n.must(os.RemoveAll(n.at(state))) // what the disk has hidden
 	n.untouched()
 }
