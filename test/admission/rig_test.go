@@ -43,7 +43,7 @@ const callers = "apiserver-webhook-client"
 
 func TestMain(m *testing.M) {
 	rest.SetDefaultWarningHandler(rest.NoWarnings{}) // where nobody looks at them
-	os.Exit(m.Run())                                 //nolint:forbidigo // TestMain is main here
+	os.Exit(m.Run())
 }
 
 // A rig is a cluster with both releases of the chart.

@@ -15,7 +15,6 @@ import (
 	"fmt"
 	"os"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -63,7 +62,7 @@ func TestMain(m *testing.M) {
 	if err := flag.Set("test.parallel", "16"); err != nil { // most of them wait most of the time
 		panic(err)
 	}
-	os.Exit(m.Run()) //nolint:forbidigo // TestMain is main here
+	os.Exit(m.Run())
 }
 
 // A world is a control plane, and the companion once it is installed.
@@ -302,9 +301,4 @@ func (w *world) comeTo(when, node string, want []corev1.Toleration, recorded boo
 		}
 		return nil
 	})
-}
-
-// lower is a name for objects of a test.
-func lower(t *testing.T) string {
-	return strings.ToLower(t.Name()[strings.LastIndexByte(t.Name(), '/')+1:])
 }

@@ -93,10 +93,10 @@ func (s *scene) signs() []sign {
 	ctx, c := s.Context(), s.client
 	return []sign{
 		{"deployment", func() error {
-			_, err := c.AppsV1().Deployments("a").Create(ctx, newDeployment("yurt-manager"), metav1.CreateOptions{})
+			_, err := c.AppsV1().Deployments("kube-system").Create(ctx, newDeployment("yurt-manager"), metav1.CreateOptions{})
 			return err
 		}, func() error {
-			return c.AppsV1().Deployments("a").Delete(ctx, "yurt-manager", metav1.DeleteOptions{})
+			return c.AppsV1().Deployments("kube-system").Delete(ctx, "yurt-manager", metav1.DeleteOptions{})
 		}},
 		{"mutating webhooks", func() error {
 			_, err := c.AdmissionregistrationV1().MutatingWebhookConfigurations().Create(ctx, &admissionv1.MutatingWebhookConfiguration{

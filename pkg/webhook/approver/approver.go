@@ -198,7 +198,7 @@ func (r *reconciler) cluster(ctx context.Context) (*cluster, error) {
 	if r.asAPIServer {
 		allowed = newNames(slices.Concat(r.allowed, service.Spec.ClusterIPs)...)
 	}
-	var servers []string
+	servers := slices.Clone(service.Spec.ClusterIPs) // pods call them by these
 	for _, e := range slice.Endpoints {
 		servers = append(servers, e.Addresses...)
 	}

@@ -203,7 +203,7 @@ func TestCluster(t *testing.T) {
 	if want := newNames(append([]string{"10.96.0.1", "fd96::1"}, always...)...); !asked.allowed.ips.Equal(want.ips) || !asked.allowed.dns.Equal(want.dns) {
 		t.Errorf("cluster allows %v with the API server's names, want %v", asked.allowed, want)
 	}
-	if want := newNames("10.0.0.100", "10.0.0.101"); !c.apiServer.ips.Equal(want.ips) {
+	if want := newNames("10.0.0.100", "10.0.0.101", "10.96.0.1", "fd96::1"); !c.apiServer.ips.Equal(want.ips) {
 		t.Errorf("cluster has the API servers %v, want %v", c.apiServer, want)
 	}
 }

@@ -169,15 +169,15 @@ func newNames(values ...string) names {
 // A cluster is what the names of a request are judged by.
 type cluster struct {
 	allowed   names // whatever the node
-	apiServer names // where API servers are
+	apiServer names // by which clients call API servers
 	nodes     []corev1.Node
 }
 
 // checkNames wants all names to be this machine's, or allowed.
 //
 // A node writes the addresses in its status itself. So what is there counts only as far as
-// nobody else claims it, and of DNS names only the Node's own, which it cannot choose: a
-// node might else call itself like a Service, another node, or the API server.
+// nobody else claims it, and of DNS names only the Node's own, unless that is a Service's: a
+// node might else call itself like another node, or the API server.
 func (c *cluster) checkNames(request *x509.CertificateRequest, node *corev1.Node) error {
 	if n := len(request.DNSNames) + len(request.IPAddresses); n == 0 || n > maxNames {
 		return refuse(badNames, "it asks for %d names, not 1 to %d", n, maxNames)
@@ -190,9 +190,13 @@ func (c *cluster) checkNames(request *x509.CertificateRequest, node *corev1.Node
 	if len(request.Extensions) != 1 || !request.Extensions[0].Id.Equal(subjectAltName) {
 		return refuse(badNames, "it asks for other extensions than one subjectAltName")
 	}
+	var all []asn1.RawValue
+	if _, err := asn1.Unmarshal(request.Extensions[0].Value, &all); err != nil || len(all) != len(request.DNSNames)+len(request.IPAddresses) {
+		return refuse(badNames, "it asks for names that are neither DNS names nor addresses")
+	}
 	own := ownNames(node)
 	for _, name := range request.DNSNames {
-		if !c.allowed.dns.Has(name) && !(name == node.Name && own.dns.Has(name)) {
+		if !c.allowed.dns.Has(name) && !(name == node.Name && own.dns.Has(name) && !ofService(name)) {
 			return refuse(badNames, "it asks for the DNS name %.64q", name)
 		}
 	}
@@ -206,6 +210,9 @@ func (c *cluster) checkNames(request *x509.CertificateRequest, node *corev1.Node
 		}
 		if c.apiServer.ips.Has(ip) {
 			return refuse(badNames, "it asks for the address %v, which is an API server's", ip)
+		}
+		if other := c.hasPod(ip); other != "" {
+			return refuse(badNames, "it asks for the address %v, which is for pods of the node %s", ip, other)
 		}
 		if other := c.claims(ip, node.Name); other != "" {
 			return refuse(badNames, "it asks for the address %v, which is also that of the node %s", ip, other)
@@ -226,10 +233,32 @@ func ownNames(node *corev1.Node) names {
 	return newNames(values...)
 }
 
+// ofService reports whether pods may take a name for a Service's. Whoever has a bootstrap
+// token chooses the name of its node.
+func ofService(name string) bool {
+	return slices.Contains(apiServerNames, name) || strings.HasSuffix(name, ".svc") || strings.Contains(name, ".svc.")
+}
+
+// hasPod returns the node whose pods get such an address, "" if there is none.
+func (c *cluster) hasPod(ip netip.Addr) string {
+	for i := range c.nodes {
+		for _, cidr := range c.nodes[i].Spec.PodCIDRs {
+			if prefix, err := netip.ParsePrefix(cidr); err == nil && prefix.Contains(ip) {
+				return c.nodes[i].Name
+			}
+		}
+	}
+	return ""
+}
+
 // claims returns another node that says that it has the address, "" if there is none.
 func (c *cluster) claims(ip netip.Addr, except string) string {
 	for i := range c.nodes {
-		if node := &c.nodes[i]; node.Name != except && ownNames(node).ips.Has(ip) {
+		node := &c.nodes[i]
+		if node.Name != except && slices.ContainsFunc(node.Status.Addresses, func(a corev1.NodeAddress) bool {
+			is, err := netip.ParseAddr(a.Address)
+			return err == nil && is.Unmap() == ip
+		}) {
 			return node.Name
 		}
 	}

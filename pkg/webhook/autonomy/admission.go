@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -131,6 +132,14 @@ func poolsOf(term corev1.NodeSelectorTerm) (admitted sets.Set[string]) {
 	return admitted
 }
 
+// full reports whether so many bytes more would be too many for the API server.
+func full(annotations map[string]string, more int) bool {
+	for key, value := range annotations {
+		more += len(key) + len(value)
+	}
+	return more > apivalidation.TotalAnnotationSizeLimitB
+}
+
 // patch returns what is to be changed of a pod. It is written out rather than compared,
 // since what this program does not know of a pod must stay in it.
 func patch(pod *corev1.Pod, s setting) (operations []jsonpatch.JsonPatchOperation) {
@@ -139,6 +148,9 @@ func patch(pod *corev1.Pod, s setting) (operations []jsonpatch.JsonPatchOperatio
 		operations = append(operations, jsonpatch.NewOperation("add", "/spec/tolerations", tolerations))
 	}
 	before, had := pod.Annotations[OriginalAnnotation]
+	if len(original) > len(before) && full(pod.Annotations, len(OriginalAnnotation)+len(original)) {
+		return nil // the API server would refuse the pod
+	}
 	path := "/metadata/annotations/" + strings.ReplaceAll(OriginalAnnotation, "/", "~1")
 	switch {
 	case original == before:

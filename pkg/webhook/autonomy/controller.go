@@ -103,8 +103,12 @@ func (r *reconciler) settingOf(ctx context.Context, node *corev1.Node) (*setting
 		return s, nil
 	}
 	pool, err := r.pools.get(ctx, name)
-	if err != nil || pool == nil {
+	if err != nil {
 		return nil, err
+	}
+	if pool == nil {
+		r.complain(nil, kindNodePool, name, nil) // what is made anew is told of anew
+		return nil, nil
 	}
 	s, err = ofPool(pool.Annotations)
 	r.complain(pool, kindNodePool, name, err)
@@ -160,6 +164,10 @@ func (r *reconciler) adjust(ctx context.Context, node *corev1.Node, pod *corev1.
 		return 0, nil
 	case apierrors.IsConflict(err):
 		return afterConflict, nil
+	case apierrors.IsInvalid(err): // as when its annotations are full: to try again would change nothing
+		r.metrics.changes.WithLabelValues(changeFailed).Inc()
+		klog.FromContext(ctx).Error(err, "A pod is left as it is", "pod", klog.KObj(pod), "node", node.Name)
+		return 0, nil
 	case err != nil:
 		r.metrics.changes.WithLabelValues(changeFailed).Inc()
 		return 0, err

@@ -24,7 +24,7 @@ import (
 	"github.com/edgehub/edgehub/pkg/nodepool"
 )
 
-// lookAgain is how long a cluster's first NodePool may go unnoticed.
+// lookAgain is how long a cluster's first NodePool, or another version, may go unnoticed.
 const lookAgain = 5 * time.Second
 
 // errNotKnown means that nobody has looked yet. To take it for a cluster without NodePools
@@ -36,7 +36,7 @@ var errNotKnown = errors.New("whether there are NodePools is not known yet")
 type poolReader struct {
 	cache     cache.Cache
 	resources func(ctx context.Context, groupVersion string) (*metav1.APIResourceList, error)
-	// found is called once, when there are NodePools.
+	// found is called when there are NodePools, and again when there is another version.
 	found func(*metav1.PartialObjectMetadata) error
 
 	looked atomic.Bool
@@ -55,7 +55,7 @@ func newPoolReader(mgr manager.Manager, found func(*metav1.PartialObjectMetadata
 // NeedLeaderElection is false: admission is every replica's.
 func (*poolReader) NeedLeaderElection() bool { return false }
 
-// Start looks for NodePools until there are any, and returns when ctx ends.
+// Start looks for NodePools, and returns when ctx ends.
 func (p *poolReader) Start(ctx context.Context) error {
 	logger := klog.FromContext(ctx)
 	// Admission must not wait for Nodes when the first pod comes.
@@ -65,13 +65,7 @@ func (p *poolReader) Start(ctx context.Context) error {
 	t := time.NewTicker(lookAgain)
 	defer t.Stop()
 	for {
-		done, err := p.look(ctx)
-		if done {
-			logger.Info("Following NodePools", "version", p.kind.Load().Version)
-			<-ctx.Done()
-			return nil
-		}
-		if err != nil && ctx.Err() == nil {
+		if err := p.look(ctx); err != nil && ctx.Err() == nil {
 			logger.Error(err, "NodePools cannot be followed, will try again")
 		}
 		select {
@@ -82,8 +76,37 @@ func (p *poolReader) Start(ctx context.Context) error {
 	}
 }
 
-// look takes the newest version that is served.
-func (p *poolReader) look(ctx context.Context) (done bool, err error) {
+// look takes the newest version that is served. The one before may not be any more, and
+// what is known by it would be out of date. Where none is served it stays: its informer
+// is told what is deleted, and a single answer is no reason to put back what all pods have.
+func (p *poolReader) look(ctx context.Context) error {
+	gvk, err := p.newest(ctx)
+	if err != nil {
+		return err
+	}
+	before := p.kind.Load()
+	if gvk == nil || before != nil && *before == *gvk {
+		p.looked.Store(true)
+		return nil
+	}
+	if _, err := p.cache.GetInformer(ctx, partial(*gvk)); err != nil {
+		return err
+	}
+	p.kind.Store(gvk) // who is told looks there
+	if err := p.found(partial(*gvk)); err != nil {
+		p.kind.Store(before)
+		return err
+	}
+	p.looked.Store(true)
+	klog.FromContext(ctx).Info("Following NodePools", "version", gvk.Version)
+	if before == nil {
+		return nil
+	}
+	return p.cache.RemoveInformer(ctx, partial(*before))
+}
+
+// newest returns nil if there is none.
+func (p *poolReader) newest(ctx context.Context) (*schema.GroupVersionKind, error) {
 	for _, version := range nodepool.Versions() {
 		gvk := schema.GroupVersionKind{Group: nodepool.Group, Version: version, Kind: kindNodePool}
 		resources, err := p.resources(ctx, gvk.GroupVersion().String())
@@ -91,23 +114,13 @@ func (p *poolReader) look(ctx context.Context) (done bool, err error) {
 			continue
 		}
 		if err != nil {
-			return false, err
+			return nil, err
 		}
-		if !slices.ContainsFunc(resources.APIResources, func(r metav1.APIResource) bool { return r.Name == nodepool.Resource }) {
-			continue
+		if slices.ContainsFunc(resources.APIResources, func(r metav1.APIResource) bool { return r.Name == nodepool.Resource }) {
+			return &gvk, nil
 		}
-		if _, err := p.cache.GetInformer(ctx, partial(gvk)); err != nil {
-			return false, err
-		}
-		if err := p.found(partial(gvk)); err != nil {
-			return false, err
-		}
-		p.kind.Store(&gvk)
-		p.looked.Store(true)
-		return true, nil
 	}
-	p.looked.Store(true)
-	return false, nil
+	return nil, nil
 }
 
 func partial(gvk schema.GroupVersionKind) *metav1.PartialObjectMetadata {

@@ -40,7 +40,10 @@ var (
 
 // during rounds up: an API server takes whole seconds, and 0 of them are none.
 func during(d time.Duration) setting {
-	seconds := int64((d + time.Second - 1) / time.Second)
+	seconds := int64(d / time.Second)
+	if d%time.Second > 0 {
+		seconds++
+	}
 	return setting{on: true, seconds: &seconds}
 }
 

@@ -63,36 +63,42 @@ func raise(original []corev1.Toleration, seconds *int64) (raised, changed []core
 			before = append(before, t)
 		}
 	}
-	for i := range before {
-		if slices.ContainsFunc(indices(before, &before[i]), func(j int) bool { return shorter(before[j].TolerationSeconds, raised[j].TolerationSeconds) }) {
-			changed = append(changed, before[i])
+	touched := map[corev1.Toleration]bool{}
+	for i, t := range before {
+		if shorter(t.TolerationSeconds, raised[i].TolerationSeconds) {
+			touched[timeless(t)] = true
+		}
+	}
+	for _, t := range before {
+		if touched[timeless(t)] {
+			changed = append(changed, t)
 		}
 	}
 	return raised, changed
 }
 
-// indices are those of tolerations that differ from t in tolerationSeconds at most.
-func indices(all []corev1.Toleration, t *corev1.Toleration) (at []int) {
-	for i := range all {
-		if all[i].MatchToleration(t) {
-			at = append(at, i)
-		}
-	}
-	return at
+// timeless is the same for tolerations that differ in tolerationSeconds at most. As a key
+// it keeps pods with a hundred thousand tolerations, which the API allows, cheap.
+func timeless(t corev1.Toleration) corev1.Toleration {
+	t.TolerationSeconds = nil
+	return t
 }
 
 // restore undoes raise. What the record says of tolerations that raise would never have
 // changed is not believed: anybody who may write a pod may write its annotations.
 func restore(raised, changed []corev1.Toleration) []corev1.Toleration {
-	restored, left := slices.Clone(raised), slices.Clone(changed)
+	restored, left := slices.Clone(raised), map[corev1.Toleration][]corev1.Toleration{}
+	for _, t := range changed {
+		left[timeless(t)] = append(left[timeless(t)], t)
+	}
 	for i := range restored {
 		t := &restored[i]
 		if t.Effect != corev1.TaintEffectNoExecute || !slices.ContainsFunc(cutTaints, func(key string) bool { return matches(t, key) }) {
 			continue
 		}
-		if at := indices(left, t); len(at) > 0 {
-			t.TolerationSeconds = left[at[0]].TolerationSeconds
-			left = slices.Delete(left, at[0], at[0]+1)
+		if was := left[timeless(*t)]; len(was) > 0 {
+			left[timeless(*t)] = was[1:]
+			t.TolerationSeconds = was[0].TolerationSeconds
 		}
 	}
 	return restored

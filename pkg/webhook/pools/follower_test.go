@@ -154,10 +154,7 @@ func TestYurtManager(t *testing.T) {
 		}
 		set := func(sign int, there bool) {
 			t.Helper()
-			resource, namespace := client.Resource(signs[sign].GroupVersionResource), ""
-			if sign == 0 {
-				namespace = "any"
-			}
+			resource, namespace := client.Resource(signs[sign].GroupVersionResource), signs[sign].namespace
 			var err error
 			if there {
 				_, err = resource.Namespace(namespace).(metadatafake.MetadataClient).CreateFake(&metav1.PartialObjectMetadata{

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -32,6 +33,19 @@ const conflictDelay = 200 * time.Millisecond
 
 // reserved are keys that a pool cannot give to its nodes as it likes.
 var reserved = []string{nodepool.PoolLabel, nodepool.DesiredPoolLabel, nodepool.HostNetworkLabel, appliedAnnotation}
+
+// guarded reports whether a label keeps workloads away from nodes that they do not trust.
+// No node may write it; but a node writes which pool it is in and what it has from there,
+// so that it must not come from a pool either.
+func guarded(key string) bool {
+	prefix, _, _ := strings.Cut(key, "/")
+	return prefix == corev1.LabelNamespaceNodeRestriction || strings.HasSuffix(prefix, "."+corev1.LabelNamespaceNodeRestriction)
+}
+
+// guardedTaint is guarded for taints, by which Kubernetes keeps pods away.
+func guardedTaint(t corev1.Taint) bool {
+	return strings.HasPrefix(t.Key, "node.kubernetes.io/") || strings.HasPrefix(t.Key, "node.cloudprovider.kubernetes.io/")
+}
 
 // A reconciler looks at pools and nodes.
 type reconciler struct {
@@ -94,7 +108,8 @@ func (r *reconciler) node(ctx context.Context, name string) (reconcile.Result, e
 }
 
 // plan returns the node as it is to be, nil if it is so, and how its label differs. A nil
-// pool means that the node is in none.
+// pool means that the node is in none. The label comes first and by itself: the API server
+// may refuse what a pool gives, and pods must be kept off all the same.
 func plan(node *corev1.Node, pool *nodePool) (want *corev1.Node, drift nodepool.Drift) {
 	var given attributes
 	hostNetwork := false
@@ -107,11 +122,9 @@ func plan(node *corev1.Node, pool *nodePool) (want *corev1.Node, drift nodepool.
 		return nil, drift
 	}
 	want = node.DeepCopy()
-	if !applied.equal(given) {
-		give(want, applied, given)
-	}
 	switch drift {
 	case nodepool.NoDrift:
+		give(want, applied, given)
 	case nodepool.LabelLeftOver:
 		delete(want.Labels, nodepool.HostNetworkLabel)
 	default:
@@ -124,10 +137,10 @@ func plan(node *corev1.Node, pool *nodePool) (want *corev1.Node, drift nodepool.
 func (a attributes) allowed() attributes {
 	without := func(m map[string]string) map[string]string {
 		m = maps.Clone(m)
-		maps.DeleteFunc(m, func(key, _ string) bool { return slices.Contains(reserved, key) })
+		maps.DeleteFunc(m, func(key, _ string) bool { return slices.Contains(reserved, key) || guarded(key) })
 		return m
 	}
-	return attributes{without(a.Labels), without(a.Annotations), a.Taints}
+	return attributes{without(a.Labels), without(a.Annotations), slices.DeleteFunc(slices.Clone(a.Taints), guardedTaint)}
 }
 
 // appliedTo returns the attributes that a node has from a pool. What cannot be read is

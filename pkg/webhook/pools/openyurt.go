@@ -17,16 +17,17 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// signs are the objects, in any namespace, by any of which OpenYurt's yurt-manager is
-// known. The names of the webhook configurations are in its program, that of the
-// Deployment is in its chart.
+// signs are the objects by any of which OpenYurt's yurt-manager is known. The names of the
+// webhook configurations are in its program, that of the Deployment is in its chart. In
+// another namespace than kube-system the Deployment does not count: whoever may make
+// one anywhere could keep labels from nodes.
 var signs = []struct {
 	schema.GroupVersionResource
-	name string
+	namespace, name string
 }{
-	{schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "deployments"}, "yurt-manager"},
-	{schema.GroupVersionResource{Group: "admissionregistration.k8s.io", Version: "v1", Resource: "mutatingwebhookconfigurations"}, "yurt-manager-mutating-webhook-configuration"},
-	{schema.GroupVersionResource{Group: "admissionregistration.k8s.io", Version: "v1", Resource: "validatingwebhookconfigurations"}, "yurt-manager-validating-webhook-configuration"},
+	{schema.GroupVersionResource{Group: "apps", Version: "v1", Resource: "deployments"}, metav1.NamespaceSystem, "yurt-manager"},
+	{schema.GroupVersionResource{Group: "admissionregistration.k8s.io", Version: "v1", Resource: "mutatingwebhookconfigurations"}, "", "yurt-manager-mutating-webhook-configuration"},
+	{schema.GroupVersionResource{Group: "admissionregistration.k8s.io", Version: "v1", Resource: "validatingwebhookconfigurations"}, "", "yurt-manager-validating-webhook-configuration"},
 }
 
 // A yurtManager knows whether OpenYurt's yurt-manager is there.
@@ -42,7 +43,7 @@ func newYurtManager(client metadata.Interface, changed func(context.Context)) *y
 		only := func(o *metav1.ListOptions) {
 			o.FieldSelector = fields.OneTermEqualSelector("metadata.name", s.name).String()
 		}
-		y.informers = append(y.informers, metadatainformer.NewFilteredMetadataInformer(client, s.GroupVersionResource, "", 0, cache.Indexers{}, only).Informer())
+		y.informers = append(y.informers, metadatainformer.NewFilteredMetadataInformer(client, s.GroupVersionResource, s.namespace, 0, cache.Indexers{}, only).Informer())
 	}
 	return y
 }

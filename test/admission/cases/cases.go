@@ -27,8 +27,10 @@ const (
 	Annotation = "apps.openyurt.io/exclude-host-network-pool"
 	Label      = "nodepool.openyurt.io/hostnetwork"
 	PoolLabel  = "apps.openyurt.io/nodepool"
-	// HostPool has host-network nodes only, PlainPool none.
-	HostPool, PlainPool = "hosts", "plain"
+	// HostPool has host-network nodes only.
+	HostPool = "hosts"
+	// PlainPool has none.
+	PlainPool = "plain"
 )
 
 // Warnings are the texts of all reasons.
