@@ -18,10 +18,12 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"slices"
 	"sync/atomic"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -34,6 +36,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
 	"sigs.k8s.io/controller-runtime/pkg/webhook"
 
+	"github.com/edgehub/edgehub/pkg/nodepool"
 	"github.com/edgehub/edgehub/pkg/webhook/approver"
 	"github.com/edgehub/edgehub/pkg/webhook/autonomy"
 	"github.com/edgehub/edgehub/pkg/webhook/exclude"
@@ -120,6 +123,7 @@ func newManager(config *rest.Config, o Options) (manager.Manager, error) {
 			ByObject: map[client.Object]cache.ByObject{
 				&corev1.Secret{}: {Namespaces: map[string]cache.Config{o.Namespace: {FieldSelector: own}}},
 				&corev1.Pod{}:    {Transform: trimPod},
+				&corev1.Node{}:   {Transform: trimNode},
 				&certificatesv1.CertificateSigningRequest{}: {
 					Field: fields.OneTermEqualSelector("spec.signerName", certificatesv1.KubeletServingSignerName),
 				},
@@ -129,8 +133,8 @@ func newManager(config *rest.Config, o Options) (manager.Manager, error) {
 }
 
 // trimPod leaves of a Pod what the parts look at: all Pods of a large cluster are in the
-// cache of each replica. Patches are made of differences, so what is missing on both sides
-// is not touched.
+// cache of each replica, and whoever may make Pods decides how large the rest is. Patches
+// are made of differences, so what is missing on both sides is not touched.
 func trimPod(object any) (any, error) {
 	pod, ok := object.(*corev1.Pod)
 	if !ok {
@@ -142,13 +146,34 @@ func trimPod(object any) (any, error) {
 		}
 		return trimmed
 	}
-	pod.ManagedFields = nil
+	annotations := map[string]string{}
+	for _, key := range []string{nodepool.ExcludeAnnotation, autonomy.Annotation, autonomy.OriginalAnnotation, corev1.MirrorPodAnnotationKey} {
+		if value, ok := pod.Annotations[key]; ok {
+			annotations[key] = value
+		}
+	}
+	pod.ObjectMeta = metav1.ObjectMeta{
+		Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, ResourceVersion: pod.ResourceVersion, DeletionTimestamp: pod.DeletionTimestamp,
+		Annotations:     annotations,
+		OwnerReferences: slices.DeleteFunc(pod.OwnerReferences, func(r metav1.OwnerReference) bool { return r.Controller == nil || !*r.Controller }),
+	}
 	pod.Spec = corev1.PodSpec{
 		NodeName: pod.Spec.NodeName, HostNetwork: pod.Spec.HostNetwork, Tolerations: pod.Spec.Tolerations,
 		Containers: trim(pod.Spec.Containers), InitContainers: trim(pod.Spec.InitContainers),
 	}
 	pod.Status = corev1.PodStatus{Phase: pod.Status.Phase}
 	return pod, nil
+}
+
+// trimNode does so for a Node, most of which are the names of images.
+func trimNode(object any) (any, error) {
+	node, ok := object.(*corev1.Node)
+	if !ok {
+		return object, nil
+	}
+	node.ManagedFields = nil
+	node.Status = corev1.NodeStatus{Conditions: node.Status.Conditions, Addresses: node.Status.Addresses}
+	return node, nil
 }
 
 func addControllers(mgr manager.Manager, o Options) error {

@@ -14,11 +14,15 @@ import (
 )
 
 func TestTrimPod(t *testing.T) {
-	always := corev1.ContainerRestartPolicyAlways
+	always, yes := corev1.ContainerRestartPolicyAlways, true
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: "a", Name: "p", UID: "u", ResourceVersion: "7", Annotations: map[string]string{"k": "v"}, Labels: map[string]string{"l": "v"},
-			OwnerReferences: []metav1.OwnerReference{{Kind: "DaemonSet"}}, ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "m"}},
+			Namespace: "a", Name: "p", UID: "u", ResourceVersion: "7", Labels: map[string]string{"l": "v"}, Finalizers: []string{"f"},
+			Annotations: map[string]string{
+				"k": "v", "apps.openyurt.io/exclude-host-network-pool": "true", "edgehub.io/autonomy": "false",
+				"edgehub.io/autonomy-original-tolerations": "[]", "kubernetes.io/config.mirror": "",
+			},
+			OwnerReferences: []metav1.OwnerReference{{Kind: "Node"}, {Kind: "DaemonSet", Controller: &yes}}, ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "m"}},
 		},
 		Spec: corev1.PodSpec{
 			NodeName: "n", HostNetwork: true, Tolerations: []corev1.Toleration{{Key: "k"}}, Volumes: []corev1.Volume{{Name: "v"}},
@@ -29,7 +33,14 @@ func TestTrimPod(t *testing.T) {
 	}
 	ports := hostport.Held(pod)
 	want := &corev1.Pod{
-		ObjectMeta: *pod.ObjectMeta.DeepCopy(),
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: "a", Name: "p", UID: "u", ResourceVersion: "7",
+			Annotations: map[string]string{
+				"apps.openyurt.io/exclude-host-network-pool": "true", "edgehub.io/autonomy": "false",
+				"edgehub.io/autonomy-original-tolerations": "[]", "kubernetes.io/config.mirror": "",
+			},
+			OwnerReferences: []metav1.OwnerReference{{Kind: "DaemonSet", Controller: &yes}},
+		},
 		Spec: corev1.PodSpec{
 			NodeName: "n", HostNetwork: true, Tolerations: []corev1.Toleration{{Key: "k"}},
 			Containers:     []corev1.Container{{Name: "c", Ports: []corev1.ContainerPort{{ContainerPort: 80}}}},
@@ -37,7 +48,6 @@ func TestTrimPod(t *testing.T) {
 		},
 		Status: corev1.PodStatus{Phase: corev1.PodRunning},
 	}
-	want.ManagedFields = nil
 	got, err := trimPod(pod)
 	if d := cmp.Diff(want, got); d != "" || err != nil {
 		t.Errorf("trimPod differs, %v (-want +got):\n%s", err, d)
