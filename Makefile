@@ -31,6 +31,11 @@ test: binaries ## go vet and every test, with the race detector; none from the c
 	go vet ./...
 	go test -race -count=1 -timeout 30m -p $(TESTS_AT_ONCE) ./test/... ./... # the long ones first
 
+.PHONY: soak
+soak: binaries ## the tests of make test that have a length, ten times as long: cuts, kills, random steps. About an hour
+	EDGEHUB_FLAPS=200 EDGEHUB_STEPS=600 go test -race -count=1 -timeout 90m -p 1 -v -run 'Flaps|Random' ./test/feeds ./test/filters
+	EDGEHUB_KILLS=200 go test -race -count=1 -timeout 60m -p 1 -v -run 'SIGKILL|EventsSurviveKills' ./test/faults ./test/offline
+
 .PHONY: demo
 demo: ## a node is cut off, restarted, and comes back: with a real API server and kubelet
 	go build -o .bin/demo ./test/demo

@@ -11,6 +11,7 @@ import (
 	"crypto/x509/pkix"
 	"encoding/base64"
 	"encoding/pem"
+	"errors"
 	"math/big"
 	"os"
 	"path/filepath"
@@ -38,11 +39,12 @@ users:
 `
 }
 
+const (
+	goodCluster = `server: "https://10.0.0.1:6443", certificate-authority: /etc/kubernetes/pki/ca.crt`
+	goodUser    = `client-certificate: /pki/node.pem, client-key: /pki/node.pem`
+)
+
 func TestKubeconfigOfKubelet(t *testing.T) {
-	const (
-		cluster = `server: "https://10.0.0.1:6443", certificate-authority: /etc/kubernetes/pki/ca.crt`
-		user    = `client-certificate: /pki/node.pem, client-key: /pki/node.pem`
-	)
 	inline := base64.StdEncoding.EncodeToString([]byte("PEM"))
 	type answer struct {
 		Server, CA, Cert, Key string
@@ -52,67 +54,75 @@ func TestKubeconfigOfKubelet(t *testing.T) {
 	for _, tc := range []struct {
 		name, raw string
 		want      answer
-		wrong     []string // what the error has in it, a line each
 	}{
-		{"files", kubeconfigOf(cluster, user), good, nil},
+		{"files", kubeconfigOf(goodCluster, goodUser), good},
 		{"relative", kubeconfigOf(`server: "https://10.0.0.1:6443", certificate-authority: pki/ca.crt`, `client-certificate: ../x/c, client-key: k`),
-			answer{"https://10.0.0.1:6443", "/etc/kubernetes/pki/ca.crt", "/etc/x/c", "/etc/kubernetes/k", map[string]string{}}, nil},
+			answer{"https://10.0.0.1:6443", "/etc/kubernetes/pki/ca.crt", "/etc/x/c", "/etc/kubernetes/k", map[string]string{}}},
 		{"inline", kubeconfigOf(`server: "https://[fd00::1]:6443/", certificate-authority-data: `+inline, `client-certificate-data: `+inline+`, client-key-data: `+inline), answer{
 			"https://[fd00::1]:6443", "/s/ca.crt", "/s/client.pem", "/s/client.pem", map[string]string{"/s/ca.crt": "PEM", "/s/client.pem": "PEM\nPEM"},
-		}, nil},
-		{"data goes before a file", kubeconfigOf(cluster+", certificate-authority-data: "+inline, user), answer{
+		}},
+		{"data goes before a file", kubeconfigOf(goodCluster+", certificate-authority-data: "+inline, goodUser), answer{
 			"https://10.0.0.1:6443", "/s/ca.crt", "/pki/node.pem", "/pki/node.pem", map[string]string{"/s/ca.crt": "PEM"},
-		}, nil},
-		{"a token", kubeconfigOf(cluster, `token: secret`), answer{}, []string{`users["u"].user.token: not supported`, `user.client-certificate: required`, `user.client-key: required`}},
-		{"a token file", kubeconfigOf(cluster, user+`, tokenFile: /t`), answer{}, []string{`users["u"].user.tokenFile`}},
-		{"a program", kubeconfigOf(cluster, user+`, exec: {command: aws}`), answer{}, []string{`users["u"].user.exec`}},
-		{"a password", kubeconfigOf(cluster, user+`, username: u, password: secret`), answer{}, []string{`user.username`, `user.password`}},
-		{"another's name", kubeconfigOf(cluster, user+`, as: root`), answer{}, []string{`users["u"].user.as`}},
-		{"no authority", kubeconfigOf(`server: "https://10.0.0.1:6443"`, user), answer{}, []string{`clusters["c"].cluster.certificate-authority: required`}},
-		{"no check", kubeconfigOf(cluster+`, insecure-skip-tls-verify: true`, user), answer{}, []string{`cluster.insecure-skip-tls-verify`}},
-		{"another name of the server", kubeconfigOf(cluster+`, tls-server-name: x`, user), answer{}, []string{`cluster.tls-server-name`}},
-		{"a proxy", kubeconfigOf(cluster+`, proxy-url: "http://p"`, user), answer{}, []string{`cluster.proxy-url`}},
-		{"plain HTTP", kubeconfigOf(strings.Replace(cluster, "https", "http", 1), user), answer{}, []string{`clusters["c"].cluster.server`}},
-		{"a path", kubeconfigOf(strings.Replace(cluster, ":6443", ":6443/k8s", 1), user), answer{}, []string{`clusters["c"].cluster.server`}},
-		{"no context", "kind: Config\n", answer{}, []string{`current-context: empty`}},
-		{"a context that is missing", strings.Replace(kubeconfigOf(cluster, user), "current-context: b", "current-context: x", 1), answer{}, []string{`contexts: 0 are named "x"`}},
-		{"a user that is missing", strings.Replace(kubeconfigOf(cluster, user), "user: u", "user: x", 1), answer{}, []string{`users: 0 are named "x"`}},
-		{"two clusters of a name", strings.Replace(kubeconfigOf(cluster, user), "- {name: a, cluster", "- {name: c, cluster", 1), answer{}, []string{`clusters: 2 are named "c"`}},
-		{"no YAML", "\t{", answer{}, []string{`it is no kubeconfig`}},
+		}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			var n node
 			a, err := parseKubeconfig([]byte(tc.raw))
-			if err == nil {
-				n, err = a.node("/etc/kubernetes", "/s")
-			}
-			if tc.wrong != nil {
-				if err == nil {
-					t.Fatalf("node() = %v, want an error", n)
-				}
-				lines := strings.Split(err.Error(), "\n")
-				if len(lines) != len(tc.wrong) {
-					t.Fatalf("node() = %q, want %d lines", lines, len(tc.wrong))
-				}
-				for i, want := range tc.wrong {
-					if !strings.Contains(lines[i], want) {
-						t.Errorf("line %d of node() = %q, want %s", i, lines[i], want)
-					}
-				}
-				if strings.Contains(err.Error(), "secret") {
-					t.Errorf("node() = %v, which tells a secret", err)
-				}
-				return
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
+			n, err := a.node("/etc/kubernetes", "/s")
+			must(t, err)
 			got := answer{n.server, n.caFile, n.certFile, n.keyFile, map[string]string{}}
 			for file, content := range n.inline {
 				got.Inline[file] = string(content)
 			}
 			if diff := cmp.Diff(tc.want, got); diff != "" {
 				t.Errorf("node() (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// Errors name the field, and no secret.
+func TestKubeconfigOfKubeletRefused(t *testing.T) {
+	for _, tc := range []struct {
+		name, raw string
+		want      []string // what is in the error's lines
+	}{
+		{"a token", kubeconfigOf(goodCluster, `token: secret`), []string{`users["u"].user.token: not supported`, `user.client-certificate: required`, `user.client-key: required`}},
+		{"a token file", kubeconfigOf(goodCluster, goodUser+`, tokenFile: /t`), []string{`users["u"].user.tokenFile`}},
+		{"a program", kubeconfigOf(goodCluster, goodUser+`, exec: {command: aws}`), []string{`users["u"].user.exec`}},
+		{"a password", kubeconfigOf(goodCluster, goodUser+`, username: u, password: secret`), []string{`user.username`, `user.password`}},
+		{"another's name", kubeconfigOf(goodCluster, goodUser+`, as: root`), []string{`users["u"].user.as`}},
+		{"no authority", kubeconfigOf(`server: "https://10.0.0.1:6443"`, goodUser), []string{`clusters["c"].cluster.certificate-authority: required`}},
+		{"no check", kubeconfigOf(goodCluster+`, insecure-skip-tls-verify: true`, goodUser), []string{`cluster.insecure-skip-tls-verify`}},
+		{"another name of the server", kubeconfigOf(goodCluster+`, tls-server-name: x`, goodUser), []string{`cluster.tls-server-name`}},
+		{"a proxy", kubeconfigOf(goodCluster+`, proxy-url: "http://p"`, goodUser), []string{`cluster.proxy-url`}},
+		{"plain HTTP", kubeconfigOf(strings.Replace(goodCluster, "https", "http", 1), goodUser), []string{`clusters["c"].cluster.server`}},
+		{"a path", kubeconfigOf(strings.Replace(goodCluster, ":6443", ":6443/k8s", 1), goodUser), []string{`clusters["c"].cluster.server`}},
+		{"no context", "kind: Config\n", []string{`current-context: empty`}},
+		{"a context that is missing", strings.Replace(kubeconfigOf(goodCluster, goodUser), "current-context: b", "current-context: x", 1), []string{`contexts: 0 are named "x"`}},
+		{"a user that is missing", strings.Replace(kubeconfigOf(goodCluster, goodUser), "user: u", "user: x", 1), []string{`users: 0 are named "x"`}},
+		{"two clusters of a name", strings.Replace(kubeconfigOf(goodCluster, goodUser), "- {name: a, cluster", "- {name: c, cluster", 1), []string{`clusters: 2 are named "c"`}},
+		{"no YAML", "\t{", []string{`it is no kubeconfig`}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			a, err := parseKubeconfig([]byte(tc.raw))
+			if err == nil {
+				_, err = a.node("/etc/kubernetes", "/s")
+			}
+			if err == nil {
+				t.Fatal("node() = nil, want an error")
+			}
+			lines := strings.Split(err.Error(), "\n")
+			if len(lines) != len(tc.want) {
+				t.Fatalf("node() = %q, want %d lines", lines, len(tc.want))
+			}
+			for i, want := range tc.want {
+				if !strings.Contains(lines[i], want) {
+					t.Errorf("line %d of node() = %q, want %s", i, lines[i], want)
+				}
+			}
+			if strings.Contains(err.Error(), "secret") {
+				t.Errorf("node() = %v, which tells a secret", err)
 			}
 		})
 	}
@@ -197,5 +207,22 @@ func TestReadKubelet(t *testing.T) {
 				t.Errorf("readKubelet() = name %q, server %q, points %v, original\n%s", k.name, k.server, k.points, k.original)
 			}
 		})
+	}
+}
+
+// What somebody else has written since it was read is not overwritten.
+func TestReplaceKubeconfig(t *testing.T) {
+	i := newInstaller(t, "theirs")
+	k := &kubelet{raw: []byte("as it was read"), original: []byte("original"), points: true}
+	i.o.Progress = func(string) {}
+	if err := i.pointBack(k); !errors.Is(err, errMeddled) {
+		t.Errorf("pointBack() = %v, want errMeddled", err)
+	}
+	if b, err := os.ReadFile(filepath.Join(i.o.Root, i.o.KubeletKubeconfig)); err != nil || string(b) != "theirs" {
+		t.Errorf("kubelet's kubeconfig = %q, %v", b, err)
+	}
+	k.raw = []byte("theirs")
+	if err := i.pointBack(k); err != nil || k.points {
+		t.Errorf("pointBack() = %v, and it points at the hub: %v", err, k.points)
 	}
 }

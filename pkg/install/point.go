@@ -130,6 +130,8 @@ const (
 	maxPast = 4
 	// silentFor is longer than a hub takes to come back by itself.
 	silentFor = 10 * time.Second
+	// byHandFor is how long a look waits for somebody; kubelet renews its Lease every 10 s.
+	byHandFor = 30 * time.Second
 )
 
 // waitThrough wants a Lease that was renewed after now, and through the hub. It gives up when
@@ -146,9 +148,13 @@ func (i *installer) waitThrough(ctx context.Context, k *kubelet, patient bool) e
 	if err != nil {
 		return err
 	}
+	limit := i.o.ReadyTimeout
+	if i.watching && i.o.KubeletRestart == restartByHand {
+		limit = min(limit, byHandFor) // others want to look, too
+	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	err = poll(ctx, i.o.ReadyTimeout, func(ctx context.Context) error {
+	err = poll(ctx, limit, func(ctx context.Context) error {
 		if conf, err := i.host.read(i.o.KubeletKubeconfig); err == nil && !bytes.Equal(conf, k.raw) {
 			cancel(errMeddled)
 		}

@@ -114,11 +114,8 @@ func (s *slaughter) truthOf(v *view, l rig.List) *truth {
 // or 503. In the end every watcher that has lived through all of it, resuming
 // where it was each time, must hold what the API server holds.
 func TestSIGKILL(t *testing.T) {
-	patience := 30
-	if testing.Short() {
-		patience = 20
-	}
-	n, seed := rig.Number(t, "EDGEHUB_KILLS", patience), rig.Seed(t)
+	const kills = 15
+	n, seed := rig.Number(t, "EDGEHUB_KILLS", kills), rig.Seed(t)
 	s := newSlaughter(t, "-v=2")
 	s.rng = rand.New(rand.NewPCG(seed, 0))
 	ctx, g := s.begin(t, seed)

@@ -24,7 +24,7 @@ import (
 )
 
 const (
-	flapsByDefault = 40
+	flapsByDefault = 20
 	flapWrites     = 40 * time.Millisecond // between two writes to a resource
 	restPeriod     = 10 * time.Second      // long enough that the hub collects its garbage
 	mostTombstones = 6e6                   // bytes: what is remembered of 512 deletions in each of twenty scopes

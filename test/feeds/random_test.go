@@ -18,7 +18,7 @@ import (
 )
 
 const (
-	stepsByDefault = 100
+	stepsByDefault = 60
 	convergeWithin = time.Minute
 )
 

@@ -338,9 +338,12 @@ func TestLinkDown(t *testing.T) {
 	placed := n.manifest()
 	l.Cut()
 	for command, change := range map[string]func(*install.Options){"install": image("good:2"), "uninstall": soon, "rollback": soon} {
-		if _, err := n.run(command, change); !errors.Is(err, install.ErrLinkDown) {
+		if _, err := n.run(command, change, skipCandidate); !errors.Is(err, install.ErrLinkDown) {
 			t.Errorf("%s = %v, want ErrLinkDown", command, err)
 		}
+	}
+	if n.manifest() != placed {
+		t.Error("something else was placed without a link")
 	}
 	n.must(os.Remove(n.at("/etc/kubernetes/manifests/edgehub.yaml")))
 	n.must(second(n.run("install")))

@@ -210,24 +210,12 @@ func TestWatchUpgradeFails(t *testing.T) {
 // whatever else the answer is.
 func TestWatchLeaves(t *testing.T) {
 	t.Parallel()
-	client := cp.Client.AppsV1().DaemonSets("default")
-	create := func(t *testing.T, name string) {
-		t.Helper()
-		labels := map[string]string{"app": name}
-		_, err := client.Create(t.Context(), &appsv1.DaemonSet{
-			ObjectMeta: metav1.ObjectMeta{Name: name},
-			Spec: appsv1.DaemonSetSpec{Selector: &metav1.LabelSelector{MatchLabels: labels}, Template: corev1.PodTemplateSpec{
-				ObjectMeta: metav1.ObjectMeta{Labels: labels},
-				Spec: corev1.PodSpec{
-					NodeSelector: map[string]string{"edge": "yes"},
-					Containers:   []corev1.Container{{Name: "c", Image: "c"}},
-				},
-			}},
-		}, metav1.CreateOptions{})
-		if err != nil {
-			t.Fatal(err)
+	remove := func(o metav1.DeleteOptions) func(*fakeNode) error {
+		return func(n *fakeNode) error {
+			return cp.Client.AppsV1().DaemonSets("default").Delete(n.t.Context(), n.name, o)
 		}
 	}
+	foreground := metav1.DeletePropagationForeground
 	nobody, err := cp.NodeConfig("nobody")
 	if err != nil {
 		t.Fatal(err)
@@ -242,24 +230,15 @@ func TestWatchLeaves(t *testing.T) {
 	}
 	for _, tc := range []struct {
 		name, kubeconfig string
-		change           func(t *testing.T, n *fakeNode, daemonSet string) error
+		change           func(*fakeNode) error
 		leaves           bool
 	}{
-		{"it is there", cp.AdminKubeconfig(), func(*testing.T, *fakeNode, string) error { return nil }, false},
-		{"403", forbidden, func(t *testing.T, _ *fakeNode, d string) error {
-			return client.Delete(t.Context(), d, metav1.DeleteOptions{})
-		}, false},
-		{"401", unknown, func(t *testing.T, _ *fakeNode, d string) error {
-			return client.Delete(t.Context(), d, metav1.DeleteOptions{})
-		}, false},
-		{"it is gone", cp.AdminKubeconfig(), func(t *testing.T, _ *fakeNode, d string) error {
-			return client.Delete(t.Context(), d, metav1.DeleteOptions{})
-		}, true},
-		{"it is being deleted", cp.AdminKubeconfig(), func(t *testing.T, _ *fakeNode, d string) error {
-			foreground := metav1.DeletePropagationForeground
-			return client.Delete(t.Context(), d, metav1.DeleteOptions{PropagationPolicy: &foreground})
-		}, true},
-		{"the node is another's", cp.AdminKubeconfig(), func(t *testing.T, n *fakeNode, _ string) error {
+		{"it is there", cp.AdminKubeconfig(), func(*fakeNode) error { return nil }, false},
+		{"403", forbidden, remove(metav1.DeleteOptions{}), false},
+		{"401", unknown, remove(metav1.DeleteOptions{}), false},
+		{"it is gone", cp.AdminKubeconfig(), remove(metav1.DeleteOptions{}), true},
+		{"it is being deleted", cp.AdminKubeconfig(), remove(metav1.DeleteOptions{PropagationPolicy: &foreground}), true},
+		{"the node is another's", cp.AdminKubeconfig(), func(n *fakeNode) error {
 			_, err := cp.Client.CoreV1().Nodes().Patch(t.Context(), n.name, types.MergePatchType, []byte(`{"metadata":{"labels":{"edge":null}}}`), metav1.PatchOptions{})
 			return err
 		}, true},
@@ -267,10 +246,10 @@ func TestWatchLeaves(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
 			n := newFakeNode(t, cp.URL())
-			create(t, n.name)
+			n.createDaemonSet()
 			w := n.watch(func(o *install.Options) { o.DaemonSet, o.Kubeconfig = "default/"+n.name, tc.kubeconfig })
 			w.settles("ok")
-			n.must(tc.change(t, n, n.name))
+			n.must(tc.change(n))
 			n.must(w.end())
 			if tc.leaves {
 				n.untouched()
@@ -279,4 +258,21 @@ func TestWatchLeaves(t *testing.T) {
 			}
 		})
 	}
+}
+
+// createDaemonSet makes one of the node's name, for nodes that are edge nodes.
+func (n *fakeNode) createDaemonSet() {
+	n.t.Helper()
+	labels := map[string]string{"app": n.name}
+	_, err := cp.Client.AppsV1().DaemonSets("default").Create(n.t.Context(), &appsv1.DaemonSet{
+		ObjectMeta: metav1.ObjectMeta{Name: n.name},
+		Spec: appsv1.DaemonSetSpec{Selector: &metav1.LabelSelector{MatchLabels: labels}, Template: corev1.PodTemplateSpec{
+			ObjectMeta: metav1.ObjectMeta{Labels: labels},
+			Spec: corev1.PodSpec{
+				NodeSelector: map[string]string{"edge": "yes"},
+				Containers:   []corev1.Container{{Name: "c", Image: "c"}},
+			},
+		}},
+	}, metav1.CreateOptions{})
+	n.must(err)
 }
