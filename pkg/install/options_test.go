@@ -33,9 +33,7 @@ func TestDefaultsAreTheHubs(t *testing.T) {
 	o := install.DefaultOptions()
 	o.Image = "x"
 	// The addresses that are looked at are those that the hub has by default.
-	for _, f := range []string{"listen-address=" + hub.ListenAddress, "metrics-listen-address=" + hub.MetricsListenAddress} {
-		o.HubFlags = append(o.HubFlags, f)
-	}
+	o.HubFlags = append(o.HubFlags, "listen-address="+hub.ListenAddress, "metrics-listen-address="+hub.MetricsListenAddress)
 	if diff := cmp.Diff([]string{"127.0.0.1:10268", "127.0.0.1:10267"}, []string{hub.ListenAddress, hub.MetricsListenAddress}); diff != "" {
 		t.Errorf("the hub's addresses (-known here +its):\n%s", diff)
 	}

@@ -268,8 +268,7 @@ func (i *installer) bySystemd(ctx context.Context, do func(context.Context, *dbu
 			err = c.Hello()
 		}
 		if err != nil {
-			c.Close()
-			return nil, err
+			return nil, errors.Join(err, c.Close())
 		}
 		return c, nil
 	})

@@ -60,7 +60,7 @@ func TestMain(m *testing.M) {
 	if err := flag.Set("test.parallel", "8"); err != nil {
 		panic(err)
 	}
-	os.Exit(run(m))
+	os.Exit(run(m)) //nolint:forbidigo // TestMain is main here
 }
 
 func run(m *testing.M) int {
@@ -93,9 +93,9 @@ func runInstaller(told string) {
 	}
 	if err := install.Run(klog.NewContext(context.Background(), klog.Background()), k.Command, k.Options, os.Stdout); err != nil {
 		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
+		os.Exit(1) //nolint:forbidigo // a process of its own
 	}
-	os.Exit(0)
+	os.Exit(0) //nolint:forbidigo // a process of its own
 }
 
 // newNode makes a Node in the API server and returns its credential.

@@ -108,6 +108,7 @@ func TestNodePools(t *testing.T) {
 		{"v1beta1 alone", (*scene).onlyV1beta1},
 		{"the chart leaves what is there", (*scene).chartWithCRD},
 		{"v1beta2", (*scene).ours},
+		{"nodes", (*scene).nodes},
 		{"with yurt-manager", (*scene).yurtManager},
 		{"nothing was refused", (*scene).nothingRefused},
 	} {
