@@ -184,7 +184,7 @@ func (i *installer) reachable(ctx context.Context, n node) error {
 // hubMetrics are what a hub says about itself.
 type hubMetrics struct {
 	hash    string  // of the version; "": it does not say
-	renewed float64 // how often a Lease was updated through it
+	renewed float64 // how often kubelet has renewed its Lease through it, at the API server
 }
 
 func (i *installer) hubMetrics(ctx context.Context) (m hubMetrics, err error) {
@@ -195,10 +195,8 @@ func (i *installer) hubMetrics(ctx context.Context) (m hubMetrics, err error) {
 	for _, metric := range families[placedMetric].GetMetric() {
 		m.hash = label(metric, "hash")
 	}
-	for _, metric := range families["edgehub_proxy_requests_total"].GetMetric() {
-		if label(metric, "verb") == "update" && label(metric, "resource") == "leases" && label(metric, "code") == "200" {
-			m.renewed += metric.GetCounter().GetValue()
-		}
+	for _, metric := range families["edgehub_proxy_node_lease_updates_total"].GetMetric() {
+		m.renewed += metric.GetCounter().GetValue()
 	}
 	return m, nil
 }
@@ -216,7 +214,10 @@ func label(m *dto.Metric, name string) string {
 func scrape(ctx context.Context, url string) (map[string]*dto.MetricFamily, error) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
-	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	client := &http.Client{
+		Transport:     &http.Transport{DisableKeepAlives: true},
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}
 	var body []byte
 	for _, path := range []string{"/readyz", "/metrics"} {
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet, url+path, nil)

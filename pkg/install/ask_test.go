@@ -147,11 +147,10 @@ func TestMetrics(t *testing.T) {
 func TestHubMetrics(t *testing.T) {
 	text := `# TYPE edgehub_install_placed_info gauge
 edgehub_install_placed_info{hash="abc"} 1
+# TYPE edgehub_proxy_node_lease_updates_total counter
+edgehub_proxy_node_lease_updates_total 5
 # TYPE edgehub_proxy_requests_total counter
-edgehub_proxy_requests_total{code="200",resource="leases",source="upstream",verb="update"} 3
-edgehub_proxy_requests_total{code="200",resource="leases",source="local",verb="update"} 2
-edgehub_proxy_requests_total{code="503",resource="leases",source="local",verb="update"} 7
-edgehub_proxy_requests_total{code="200",resource="leases",source="upstream",verb="get"} 9
+edgehub_proxy_requests_total{code="200",resource="leases",source="upstream",verb="update"} 9
 `
 	code := http.StatusOK
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -181,7 +181,14 @@ func (i *installer) install(ctx context.Context) error {
 		return err
 	}
 	if i.state.Failed != v.hash {
-		return i.ensure(ctx, k, v)
+		err := i.ensure(ctx, k, v)
+		if good := i.state.Good; errors.Is(err, ErrLinkDown) && good != "" && good != v.hash {
+			// Until the link is back the present version is looked after.
+			if g, e := i.stored(good); e == nil {
+				err = errors.Join(err, i.ensure(ctx, k, g))
+			}
+		}
+		return err
 	}
 	before := fmt.Errorf("%w: %s", ErrFailedBefore, i.state.Why)
 	switch i.state.Good {

@@ -37,6 +37,9 @@ type kubelet struct {
 	points   bool // at the hub
 }
 
+// errNoWayBack means that kubelet's kubeconfig leads to the hub, and there is no backup.
+var errNoWayBack = errors.New("there is no way back")
+
 // readKubelet reads kubelet's kubeconfig. If that leads to the hub, the backup is the truth.
 func (i *installer) readKubelet() (*kubelet, error) {
 	file := i.o.KubeletKubeconfig
@@ -52,13 +55,13 @@ func (i *installer) readKubelet() (*kubelet, error) {
 	if k.points = i.isHub(c.cluster.Server); k.points {
 		file = i.inState(backupFile)
 		if k.original, err = i.host.read(file); err != nil {
-			return nil, fmt.Errorf("kubelet's kubeconfig %s points at edgehub (%s), and how it was before is not known: %w; nothing is changed: put a kubeconfig that points at the API server there, or into the backup", i.o.KubeletKubeconfig, c.cluster.Server, err)
+			return nil, fmt.Errorf("kubelet's kubeconfig %s points at edgehub (%s), and how it was before is not known: %w (%w); nothing is changed: put a kubeconfig that points at the API server there, or into the backup", i.o.KubeletKubeconfig, c.cluster.Server, err, errNoWayBack)
 		}
 		if c, err = parseKubeconfig(k.original); err == nil && i.isHub(c.cluster.Server) {
 			err = fmt.Errorf("it points at edgehub (%s)", c.cluster.Server)
 		}
 		if err != nil {
-			return nil, fmt.Errorf("the backup of kubelet's kubeconfig: %s: %w", file, err)
+			return nil, fmt.Errorf("the backup of kubelet's kubeconfig: %s: %w (%w)", file, err, errNoWayBack)
 		}
 	}
 	if k.node, err = c.node(filepath.Dir(i.o.KubeletKubeconfig), i.inState(credentialsDir)); err == nil {

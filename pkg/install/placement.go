@@ -143,6 +143,9 @@ var _ placement = staticPod{}
 
 const podName = "edgehub"
 
+// placedAnnotation tells an installer's static pod, and which version it is.
+const placedAnnotation = "edgehub.io/placed"
+
 func (s staticPod) file() string { return filepath.Join(s.i.o.StaticPodDir, podName+".yaml") }
 
 func (s staticPod) placed() ([]byte, error) { return s.i.placedFile(s.file()) }
@@ -222,7 +225,7 @@ func (s staticPod) render(spec hubSpec, hash string) ([]byte, error) {
 		ObjectMeta: metav1.ObjectMeta{
 			Name: podName, Namespace: metav1.NamespaceSystem,
 			Labels:      map[string]string{"app.kubernetes.io/name": "edgehub", "app.kubernetes.io/component": "hub", "app.kubernetes.io/managed-by": "edgehub-install"},
-			Annotations: map[string]string{"edgehub.io/placed": hash},
+			Annotations: map[string]string{placedAnnotation: hash},
 		},
 		Spec: corev1.PodSpec{
 			HostNetwork: true, DNSPolicy: corev1.DNSDefault, EnableServiceLinks: new(false), AutomountServiceAccountToken: new(false),

@@ -213,6 +213,12 @@ func (i *installer) restartIfPointed(ctx context.Context, k *kubelet) error {
 	if !i.state.Pointed {
 		return nil
 	}
+	// Without a link a restart takes kubelet what it has, and nothing can be seen of it.
+	if !i.o.DryRun {
+		if err := i.reachable(ctx, k.node); err != nil {
+			return err
+		}
+	}
 	err := i.step("Wait until kubelet works without the hub", func() error {
 		return i.restartKubelet(ctx, func() error { return i.waitDirect(ctx, k) })
 	})

@@ -41,7 +41,11 @@ func (i *installer) answers(ctx context.Context, n node, hash string) error {
 	if err != nil {
 		return err
 	}
-	_, err = s.getNode(ctx, n.name)
+	recorded, err := s.getNode(ctx, n.name)
+	// What another version has recorded proves nothing of this one.
+	if err == nil && recorded && i.state.Good != hash && i.reachable(ctx, n) == nil {
+		err = errors.New("it answers from its record, although the API server answers")
+	}
 	return err
 }
 
@@ -53,6 +57,7 @@ func (i *installer) swap(ctx context.Context, k *kubelet, v version) error {
 	}
 	err := i.save(func(s *state) {
 		s.Mode, s.Placing, s.Paths = i.mode(), v.hash, i.o.paths()
+		s.Pointed = s.Pointed || k.points // also where the state was lost
 		if s.Good == "" {
 			s.At = v.at
 		}
@@ -127,10 +132,10 @@ func (i *installer) store(v version) error {
 
 // prepareDirs makes what the hub does not make with the right mode by itself.
 func (i *installer) prepareDirs() error {
-	if i.host.exists(i.o.DataDir) {
+	if i.host.exists(i.at.DataDir) {
 		return nil
 	}
-	return i.step("Make the hub's directory: "+i.o.DataDir, func() error { return i.host.mkdir(i.o.DataDir, 0o700) })
+	return i.step("Make the hub's directory: "+i.at.DataDir, func() error { return i.host.mkdir(i.at.DataDir, 0o700) })
 }
 
 // A rejected version has not answered.
@@ -144,11 +149,14 @@ type rejected struct {
 func (i *installer) wayBack(ctx context.Context, k *kubelet, r rejected) error {
 	i.progress("It does not work: " + r.why.Error())
 	if i.state.Good == "" {
+		// kubelet first: it may have the hub's address.
+		if err := i.restartIfPointed(ctx, k); err != nil {
+			return errors.Join(r.why, err)
+		}
 		if err := i.placement.remove(ctx); err != nil {
 			return errors.Join(r.why, err)
 		}
-		err := i.restartIfPointed(ctx, k)
-		return errors.Join(fmt.Errorf("%w to no edgehub: %w", ErrRolledBack, r.why), err, i.save(func(s *state) {
+		return errors.Join(fmt.Errorf("%w to no edgehub: %w", ErrRolledBack, r.why), i.save(func(s *state) {
 			r.remember(s)
 			s.clear()
 		}))

@@ -42,7 +42,21 @@ var _ placement = unit{}
 
 func (u unit) file() string { return filepath.Join(u.i.o.UnitDir, unitName) }
 
-func (u unit) placed() ([]byte, error) { return u.i.placedFile(u.file()) }
+// placed is not what is in the unit's file if the program that it names is gone: it would
+// not start after a reboot.
+func (u unit) placed() ([]byte, error) {
+	b, err := u.i.placedFile(u.file())
+	if err != nil || b == nil {
+		return nil, err
+	}
+	for line := range strings.Lines(string(b)) {
+		command, ok := strings.CutPrefix(line, "ExecStart=")
+		if program, _, _ := strings.Cut(command, " "); ok && !strings.HasPrefix(program, `"`) && !u.i.host.exists(program) {
+			return []byte{}, nil
+		}
+	}
+	return b, nil
+}
 
 // program is where the program goes on the host.
 func (u unit) program() (string, error) {
@@ -61,9 +75,12 @@ func (u unit) program() (string, error) {
 	return filepath.Join(u.i.o.BinDir, "edgehub-"+u.i.programHash), nil
 }
 
+// unitHead tells an installer's unit.
+const unitHead = "# Written by edgehub install; changes are undone."
+
 // unitFormat keeps the hub from all but what it needs; it is to start without a network,
 // and before kubelet, which asks it.
-const unitFormat = `# Written by edgehub install; changes are undone.
+const unitFormat = unitHead + `
 [Unit]
 Description=edgehub, the Kubernetes API on this node
 Documentation=https://github.com/edgehub/edgehub

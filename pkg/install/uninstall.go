@@ -4,10 +4,12 @@
 package install
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 )
 
 // ErrNothing means that there is nothing to roll back.
@@ -32,17 +34,23 @@ func (i *installer) leave(ctx context.Context) error {
 	switch {
 	case err == nil:
 		err = i.leaveKubelet(ctx, k)
-	case i.state == (state{}):
+	case i.state == (state{}) && !errors.Is(err, errNoWayBack):
 		err = nil // nothing was ever done: kubelet's kubeconfig, whatever is wrong with it, is none of ours
 	}
 	if err != nil {
 		return err
 	}
-	if i.state.Mode != "" {
-		if err := i.placement.remove(ctx); err != nil {
+	placements := []placement{i.placement}
+	if i.state.Mode == "" { // the state was lost: what is there tells
+		placements = i.strays()
+	}
+	for _, p := range placements {
+		if err := p.remove(ctx); err != nil {
 			return err
 		}
-		if err := i.step("Wait until the hub has ended", func() error { return i.waitGone(ctx) }); err != nil {
+	}
+	if i.state.Mode != "" {
+		if err := i.step("Wait until the hub has ended", func() error { return i.waitEnded(ctx) }); err != nil {
 			return err
 		}
 	}
@@ -52,6 +60,16 @@ func (i *installer) leave(ctx context.Context) error {
 		}
 	}
 	return i.removeState()
+}
+
+// strays are what an installer has placed on the node, by what is written there.
+func (i *installer) strays() (found []placement) {
+	for _, p := range []placement{staticPod{i}, unit{i}} {
+		if b, err := p.placed(); err == nil && (bytes.Contains(b, []byte(placedAnnotation)) || bytes.HasPrefix(b, []byte(unitHead))) {
+			found = append(found, p)
+		}
+	}
+	return found
 }
 
 // leaveKubelet has kubelet work without the hub.
@@ -72,9 +90,24 @@ func (i *installer) leaveKubelet(ctx context.Context, k *kubelet) error {
 	return i.restartIfPointed(ctx, k)
 }
 
+// endsWithin is longer than a kubelet takes to see that a manifest is gone (20 s) and to end
+// its pod (30 s).
+const endsWithin = time.Minute
+
+// waitEnded waits until the hub has ended. A kubelet that was restarted a moment before the
+// manifest went has been seen to run the pod on, and not to look again: it is restarted once
+// more.
+func (i *installer) waitEnded(ctx context.Context) error {
+	err := i.waitGone(ctx, min(endsWithin, i.o.ReadyTimeout))
+	if err == nil || ctx.Err() != nil || i.state.Mode != ModeStaticPod || i.o.KubeletRestart == restartByHand {
+		return err
+	}
+	return i.restartKubelet(ctx, func() error { return i.waitGone(ctx, i.o.ReadyTimeout) })
+}
+
 // waitGone waits until nobody answers, so that nothing writes to what is removed.
-func (i *installer) waitGone(ctx context.Context) error {
-	return poll(ctx, i.o.ReadyTimeout, func(ctx context.Context) error {
+func (i *installer) waitGone(ctx context.Context, limit time.Duration) error {
+	return poll(ctx, limit, func(ctx context.Context) error {
 		m, err := i.hubMetrics(ctx)
 		if err != nil || !slices.Contains([]string{i.state.Good, i.state.Previous, i.state.Placing}, m.hash) {
 			return nil

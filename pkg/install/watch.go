@@ -9,7 +9,10 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"os"
+	"os/signal"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -40,6 +43,7 @@ type watch struct {
 	// silentSince and answersSince are when the hub began to be so; zero: it is not.
 	silentSince, answersSince time.Time
 	rewrites                  []time.Time // of the last hour
+	fellBack                  int         // how often in this watch
 	sample                    sample
 
 	mu    sync.Mutex
@@ -66,6 +70,12 @@ func (w *watch) Run(ctx context.Context) error {
 		return err
 	}
 	defer stop()
+	if w.i.o.DaemonSet != "" {
+		// A runtime may signal again while leave restarts kubelet; that must not end it.
+		again := make(chan os.Signal, 1)
+		signal.Notify(again, syscall.SIGTERM)
+		defer signal.Stop(again)
+	}
 	ticker := time.NewTicker(w.i.o.Interval)
 	defer ticker.Stop()
 	for ctx.Err() == nil {
@@ -121,11 +131,11 @@ func (w *watch) tick(ctx context.Context) error {
 func (w *watch) mayPoint(k *kubelet) error {
 	now, s := time.Now(), w.i.state
 	if s.FellBack {
-		// Who was silent for so long has to answer for as long.
+		// Who was silent for so long has to answer for as long, and longer each time.
 		if w.answersSince.IsZero() {
 			w.answersSince = now
 		}
-		if now.Sub(w.answersSince) < w.i.o.FallbackAfter {
+		if now.Sub(w.answersSince) < w.i.o.FallbackAfter<<min(max(w.fellBack-1, 0), 6) {
 			return errFellBack
 		}
 		return nil
@@ -166,6 +176,7 @@ func (w *watch) fallBack(ctx context.Context) error {
 		return err
 	}
 	w.metrics.fallbacks.Inc()
+	w.fellBack++
 	return i.restartIfPointed(ctx, k)
 }
 

@@ -57,6 +57,7 @@ func TestModes(t *testing.T) {
 		"MutatingAdmissionPolicy edgehub-exclude-daemonsets": "Fail", "MutatingAdmissionPolicyBinding edgehub-exclude-daemonsets": "",
 	}
 	warner := map[string]string{"ValidatingAdmissionPolicy edgehub-exclude": "Ignore", "ValidatingAdmissionPolicyBinding edgehub-exclude": ""}
+	nodes := map[string]string{"ValidatingAdmissionPolicy edgehub-nodes": "Fail", "ValidatingAdmissionPolicyBinding edgehub-nodes": ""}
 	join := func(all ...map[string]string) map[string]string {
 		found := map[string]string{}
 		for _, m := range all {
@@ -73,10 +74,10 @@ func TestModes(t *testing.T) {
 		values []string
 		want   map[string]string
 	}{
-		{"default", nil, hooks},
-		{"policy", []string{"admission.mode=policy"}, join(policies, warner)},
-		{"both", []string{"admission.mode=both"}, join(hooks, policies)},
-		{"ignored failures", []string{"admission.mode=both", "admission.failurePolicy=Ignore"}, join(hooks, policies, open, openPolicies)},
+		{"default", nil, join(hooks, nodes)},
+		{"policy", []string{"admission.mode=policy"}, join(policies, warner, nodes)},
+		{"both", []string{"admission.mode=both"}, join(hooks, policies, nodes)},
+		{"ignored failures", []string{"admission.mode=both", "admission.failurePolicy=Ignore"}, join(hooks, policies, open, openPolicies, nodes)},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()

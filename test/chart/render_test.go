@@ -221,7 +221,7 @@ func checkLabels(t *testing.T, o *unstructured.Unstructured) {
 			t.Errorf("%s: label %s = %q, want %q", describe(o), k, got, want)
 		}
 	}
-	if ns := o.GetNamespace(); ns != "" && ns != namespace && !strings.Contains(o.GetName(), "-pools") {
+	if ns := o.GetNamespace(); ns != "" && ns != namespace && !strings.Contains(o.GetName(), "-events") {
 		t.Errorf("%s is in namespace %s", describe(o), ns)
 	}
 }

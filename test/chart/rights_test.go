@@ -21,9 +21,7 @@ const decision = "authorization.k8s.io/decision"
 // unused are rights that TestInstall gives no occasion for, and why they are there.
 var unused = map[string]string{
 	"Role edgehub-webhook: patch events":                                                              "an Event that is repeated",
-	"Role edgehub-pools: patch events.events.k8s.io":                                                  "an Event that is repeated",
-	"ClusterRole edgehub-autonomy: patch events.events.k8s.io":                                        "an Event that is repeated",
-	"ClusterRole edgehub-approver: patch events.events.k8s.io":                                        "an Event that is repeated",
+	"Role edgehub-events: patch events.events.k8s.io":                                                 "an Event that is repeated",
 	"ClusterRole edgehub-approver: approve signers.certificates.k8s.io kubernetes.io/kubelet-serving": "the API server asks for it by itself, at the update of a request's approval",
 	"ClusterRole edgehub-node: watch endpointslices.discovery.k8s.io":                                 "no client on the node follows them here; see test/feeds",
 }

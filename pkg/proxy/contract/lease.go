@@ -74,6 +74,7 @@ func (c *Contract) updateLease(req *http.Request) (*http.Response, error) {
 	resp, err := c.cfg.Next.RoundTrip(req)
 	if err == nil && resp.StatusCode == http.StatusOK {
 		c.lease.set("", nil)
+		c.metrics.leases.Inc()
 	}
 	if !c.unavailable(err) || body == nil {
 		return resp, err

@@ -8,6 +8,7 @@ import "github.com/prometheus/client_golang/prometheus"
 type metrics struct {
 	answers *prometheus.CounterVec
 	expired prometheus.Counter
+	leases  prometheus.Counter
 }
 
 func newMetrics(reg prometheus.Registerer) *metrics {
@@ -20,9 +21,13 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 			Name: "edgehub_proxy_expired_tokens_replayed_total",
 			Help: "Recorded TokenRequest answers given while the link was down although their token had expired.",
 		}),
+		leases: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "edgehub_proxy_node_lease_updates_total",
+			Help: "Updates of the node's own Lease that the API server has accepted: kubelet comes through.",
+		}),
 	}
 	if reg != nil {
-		reg.MustRegister(m.answers, m.expired)
+		reg.MustRegister(m.answers, m.expired, m.leases)
 	}
 	return m
 }
