@@ -320,6 +320,8 @@ func TestFailOverAndBack(t *testing.T) {
 	first, second := newAPIServer(t, ca, watchOrHang), newAPIServer(t, ca, watchOrHang)
 	cfg := fast(newKeyDir(t, ca), first.url(), second.url())
 	cfg.ProbePeriod = 50 * time.Millisecond
+	// A server that is stopped says so; one that is slow here is not to be taken for gone.
+	cfg.PingTimeout, cfg.ProbeTimeout = 10*time.Second, 10*time.Second
 	u := start(t, cfg)
 	waitUp(t, u, true)
 	eventually(t, "both are up, the first is chosen", func() bool {
