@@ -7,26 +7,10 @@
 package main
 
 import (
-	"context"
-	"errors"
-	"fmt"
 	"os"
-	"os/signal"
-	"syscall"
-
-	"github.com/spf13/pflag"
-	"k8s.io/klog/v2"
 
 	"github.com/edgehub/edgehub/pkg/app"
+	"github.com/edgehub/edgehub/pkg/cmdline"
 )
 
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // a second signal ends the process at once
-	err := app.Main(klog.NewContext(ctx, klog.Background()), os.Args[1:], os.Stdout)
-	klog.Flush()
-	if err != nil && !errors.Is(err, pflag.ErrHelp) {
-		fmt.Fprintln(os.Stderr, "edgehub:", err)
-		os.Exit(1)
-	}
-}
+func main() { os.Exit(cmdline.Run("edgehub", app.Main)) }

@@ -23,12 +23,13 @@ const module = "github.com/edgehub/edgehub/"
 // what is below it, unless that has a line of its own; inside a room everything
 // goes. What has no line may not exist.
 var arrows = map[string][]string{
-	"cmd/edgehub":         {"pkg/app"},
-	"cmd/edgehub-webhook": {"pkg/webhook"},
+	"cmd/edgehub":         {"pkg/app", "pkg/cmdline"},
+	"cmd/edgehub-webhook": {"pkg/webhook", "pkg/cmdline"},
 	"cmd/edgehubctl":      {"pkg/cache", "pkg/cache/journal", "pkg/codec", "pkg/filter", "pkg/nodepool", "pkg/hostport", "pkg/app"},
-	"pkg/app": {"pkg/datadir", "pkg/linklocal", "pkg/outbox", "pkg/seal", "pkg/proxy", "pkg/proxy/contract", "pkg/identity", "pkg/upstream", "pkg/cache", "pkg/cache/journal", "pkg/codec",
+	"pkg/app": {"pkg/cmdline", "pkg/datadir", "pkg/linklocal", "pkg/outbox", "pkg/seal", "pkg/proxy", "pkg/proxy/contract", "pkg/identity", "pkg/upstream", "pkg/cache", "pkg/cache/journal", "pkg/codec",
 		"pkg/filter", "pkg/follow", "pkg/install", "pkg/nodepool", "pkg/hostport"},
-	"pkg/install":        {"pkg/datadir"},
+	"pkg/install":        {"pkg/cmdline", "pkg/datadir"},
+	"pkg/cmdline":        {},
 	"pkg/proxy":          {"pkg/identity"},
 	"pkg/proxy/contract": {},
 	"pkg/identity":       {"pkg/datadir"},
@@ -44,7 +45,7 @@ var arrows = map[string][]string{
 	"pkg/filter":         {"pkg/codec", "pkg/datadir", "pkg/follow", "pkg/nodepool", "pkg/hostport"},
 	"pkg/nodepool":       {"pkg/codec", "pkg/follow"},
 	"pkg/hostport":       {},
-	"pkg/webhook":        {"pkg/datadir", "pkg/nodepool", "pkg/hostport"},
+	"pkg/webhook":        {"pkg/cmdline", "pkg/datadir", "pkg/nodepool", "pkg/hostport"},
 	"build":              {},
 	"internal":           {},
 }

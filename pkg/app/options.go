@@ -5,7 +5,6 @@ package app
 
 import (
 	"errors"
-	"flag"
 	"fmt"
 	"maps"
 	"net"
@@ -21,9 +20,9 @@ import (
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation"
-	"k8s.io/klog/v2"
 
 	"github.com/edgehub/edgehub/pkg/cache"
+	"github.com/edgehub/edgehub/pkg/cmdline"
 	"github.com/edgehub/edgehub/pkg/linklocal"
 )
 
@@ -159,15 +158,7 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.FilterConfig, "filter-config", o.FilterConfig, "YAML file that says which filters are in force, and for whom; read again when it changes. Empty: none, and the defaults are in force.")
 	fs.StringVar(&o.ConfigNamespace, "config-namespace", o.ConfigNamespace, "Namespace of the ConfigMap edgehub-config, whose config.yaml takes the place of --filter-config as long as it is there; the node must be allowed to watch it. Empty: none.")
 
-	klogFlags := flag.NewFlagSet("klog", flag.ContinueOnError)
-	klog.InitFlags(klogFlags)
-	for _, name := range []string{"v", "vmodule"} {
-		f := pflag.PFlagFromGoFlag(klogFlags.Lookup(name))
-		if name == "v" {
-			f.Shorthand = "v"
-		}
-		fs.AddFlag(f)
-	}
+	cmdline.AddLogFlags(fs)
 }
 
 // Parse takes a command line, without the program's name, and returns all that is
@@ -176,21 +167,8 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 func (o *Options) Parse(args []string) error {
 	fs := pflag.NewFlagSet("edgehub", pflag.ContinueOnError)
 	o.AddFlags(fs)
-	var problems []error
-	err := fs.ParseAll(args, func(f *pflag.Flag, value string) error {
-		if err := fs.Set(f.Name, value); err != nil {
-			problems = append(problems, err)
-		}
-		return nil // there may be more
-	})
-	if errors.Is(err, pflag.ErrHelp) {
-		return err
-	}
-	if err == nil && fs.NArg() > 0 {
-		err = fmt.Errorf("%q is no flag, and edgehub takes nothing else", fs.Arg(0))
-	}
 	// What was not understood has its default, or nothing: no words about that.
-	if err := errors.Join(append(problems, err)...); err != nil {
+	if err := cmdline.Parse(fs, args); err != nil {
 		return err
 	}
 	return o.Validate()

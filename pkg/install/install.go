@@ -37,6 +37,8 @@ import (
 
 	"github.com/coreos/go-systemd/v22/dbus"
 	"github.com/spf13/pflag"
+
+	"github.com/edgehub/edgehub/pkg/cmdline"
 )
 
 var (
@@ -85,11 +87,8 @@ func Main(ctx context.Context, args []string, out io.Writer, checkHubFlags func(
 	flags.SetOutput(out)
 	flags.SortFlags = false
 	o.AddFlags(flags, command)
-	if err := flags.Parse(args[1:]); err != nil {
+	if err := cmdline.Parse(flags, args[1:]); err != nil {
 		return err
-	}
-	if flags.NArg() > 0 {
-		return fmt.Errorf("%q is no flag, and edgehub %s takes nothing else", flags.Arg(0), command)
 	}
 	if err := o.Validate(command); err != nil {
 		return err

@@ -21,6 +21,7 @@ import (
 	clientcmdv1 "k8s.io/client-go/tools/clientcmd/api/v1"
 	"sigs.k8s.io/yaml"
 
+	"github.com/edgehub/edgehub/pkg/cmdline"
 	"github.com/edgehub/edgehub/pkg/datadir"
 )
 
@@ -99,11 +100,8 @@ func Kubeconfig(args []string, out io.Writer) error {
 	flags := pflag.NewFlagSet("edgehub kubeconfig", pflag.ContinueOnError)
 	flags.SetOutput(out)
 	o.addFlags(flags)
-	if err := flags.Parse(args); err != nil {
+	if err := cmdline.Parse(flags, args); err != nil {
 		return err
-	}
-	if flags.NArg() > 0 {
-		return fmt.Errorf("%q is no flag, and edgehub kubeconfig takes nothing else", flags.Arg(0))
 	}
 	i := slices.IndexFunc(kubeconfigClients, func(c kubeconfigClient) bool { return c.name == o.client })
 	if i < 0 {

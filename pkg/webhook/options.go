@@ -5,7 +5,6 @@ package webhook
 
 import (
 	"errors"
-	"flag"
 	"fmt"
 	"net"
 	"path/filepath"
@@ -16,8 +15,8 @@ import (
 
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/util/validation"
-	"k8s.io/klog/v2"
 
+	"github.com/edgehub/edgehub/pkg/cmdline"
 	"github.com/edgehub/edgehub/pkg/webhook/pools"
 )
 
@@ -94,15 +93,7 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.MetricsListenAddress, "metrics-listen-address", o.MetricsListenAddress, "Address and port for /metrics, plain HTTP. Empty: none.")
 	fs.StringVar(&o.ProbeListenAddress, "probe-listen-address", o.ProbeListenAddress, "Address and port for /livez and /readyz, plain HTTP. Empty: none.")
 
-	klogFlags := flag.NewFlagSet("klog", flag.ContinueOnError)
-	klog.InitFlags(klogFlags)
-	for _, name := range []string{"v", "vmodule"} {
-		f := pflag.PFlagFromGoFlag(klogFlags.Lookup(name))
-		if name == "v" {
-			f.Shorthand = "v"
-		}
-		fs.AddFlag(f)
-	}
+	cmdline.AddLogFlags(fs)
 }
 
 // Parse takes a command line, without the program's name, and returns all that is
@@ -110,11 +101,8 @@ func (o *Options) AddFlags(fs *pflag.FlagSet) {
 func (o *Options) Parse(args []string) error {
 	fs := pflag.NewFlagSet("edgehub-webhook", pflag.ContinueOnError)
 	o.AddFlags(fs)
-	if err := fs.Parse(args); err != nil {
+	if err := cmdline.Parse(fs, args); err != nil {
 		return err
-	}
-	if fs.NArg() > 0 {
-		return fmt.Errorf("%q is no flag, and edgehub-webhook takes nothing else", fs.Arg(0))
 	}
 	return o.Validate()
 }

@@ -18,6 +18,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+
+	"github.com/edgehub/edgehub/pkg/cmdline"
 )
 
 // leaseName is that of the Lease by which replicas of the companion choose their leader.
@@ -41,13 +43,10 @@ func Retire(ctx context.Context, args []string, out io.Writer) error {
 	fs.StringVar(&r.daemonSet, "daemonset", "", "DaemonSet to delete, the pods of which are waited for. Empty: none.")
 	fs.StringVar(&r.deployment, "deployment", "", "Deployment of the companion to delete, with its Lease, after that. Empty: none.")
 	fs.DurationVar(&timeout, "timeout", 4*time.Minute, "How long all of it may take.")
-	if err := fs.Parse(args); err != nil {
+	if err := cmdline.Parse(fs, args); err != nil {
 		return err
 	}
-	switch {
-	case fs.NArg() > 0:
-		return fmt.Errorf("%q is no flag, and retire takes nothing else", fs.Arg(0))
-	case timeout <= 0:
+	if timeout <= 0 {
 		return fmt.Errorf("--timeout: %v is not positive", timeout)
 	}
 	config, err := clientConfig(kubeconfig)
