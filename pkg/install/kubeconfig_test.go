@@ -24,6 +24,9 @@ var update = flag.Bool("update", false, "write the goldens anew")
 
 func write(t *testing.T, file string, content []byte) {
 	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+		t.Fatal(err)
+	}
 	if err := os.WriteFile(file, content, 0o600); err != nil {
 		t.Fatal(err)
 	}

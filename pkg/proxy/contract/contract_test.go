@@ -435,7 +435,15 @@ func TestLeaseCopy(t *testing.T) {
 	w.records[ownLease] = asJSON(lease("recorded"))
 	// Once the API server answers, the copy is gone.
 	w.down, w.server = false, func(*http.Request) (*http.Response, error) { return jsonReply(200, asJSON(lease("server"))), nil }
+	updates := func() float64 { return testutil.ToFloat64(w.metrics.leases) }
+	if got := updates(); got != 0 {
+		t.Errorf("%v updates that the API server has accepted, want 0 while it is away", got)
+	}
 	w.do(ask{method: "PUT", target: ownLease, body: asJSON(lease("server"))})
+	w.do(ask{user: alice, method: "PUT", target: ownLease, body: asJSON(lease("server"))})
+	if got := updates(); got != 1 {
+		t.Errorf("%v updates that the API server has accepted, want 1: the node's own Lease, by the node", got)
+	}
 	w.down = true
 	if got := holder(""); got != "recorded" {
 		t.Errorf("GET after an update online: holder %q, want recorded", got)
